@@ -28,7 +28,6 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.engine_torch.io.mesh import ranks_of
-from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training.feed import feed_of
 from shardwright.engine_torch.training.state import initial_state
@@ -178,7 +177,7 @@ def plan_of(case: Case) -> Plan:
 def ours(plan: Plan, batch: Mapping[str, torch.Tensor]) -> Go:
     """Shardwright's step, as ``shardwright train --engine torch`` builds it."""
     ranks = ranks_of(plan, torch.device("cpu"))
-    state = initial_state(Model(plan, links_of(plan, ranks), ranks), SEED)
+    state = initial_state(Model(plan, ranks), SEED)
     step = train_step(plan, OptimizerOptions(**OPTIONS._asdict()))
 
     def go() -> tuple[float, float]:

@@ -20,7 +20,7 @@ from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.recipes.presets import preset
-from shardwright.engine_torch.dry_run import counting, dry_run
+from shardwright.engine_torch.dry_run import counting, dry_run, imagined
 from shardwright.engine_torch.dry_run.counting import CountedCollective
 from shardwright.engine_torch.dry_run.dry_run import DryRun
 from shardwright.engine_torch.dry_run.held import Held
@@ -143,13 +143,13 @@ def test_replicas_are_summed_once_whatever_the_microbatches() -> None:
 def test_the_counts_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(case("llama3-test", "fsdp-tp", fsdp=4, tensor=4))
     debug = CommDebugMode()
-    changed = dry_run.changed
+    changed = imagined.changed
 
     def watched(*arguments):
         with debug:
             return changed(*arguments)
 
-    monkeypatch.setattr(dry_run, "changed", watched)
+    monkeypatch.setattr(imagined, "changed", watched)
     found: Counter[str] = Counter()
     for one, count in dry_run.dry_run(plan).collectives:
         found[one.kind] += count
@@ -243,6 +243,7 @@ def test_a_plan_that_is_not_lowered_is_refused_before_there_is_a_group() -> None
         batch=16,
         length=64,
         engine="torch",
+        schedule="circular",
     )
     with pytest.raises(FindingsError, match=r"SW415.*\n.*stage"):
         dry_run.dry_run(make_plan(request))

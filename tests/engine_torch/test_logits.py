@@ -21,7 +21,6 @@ from shardwright.engine_jax.model.forward import forward
 from shardwright.engine_torch.attention import attention
 from shardwright.engine_torch.attention.scores import accumulate_attention, normalized
 from shardwright.engine_torch.io.mesh import ranks_of
-from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training.state import make_state
 from shardwright.layouts import load_layout
@@ -56,7 +55,7 @@ def our_logits(
         )
     )
     ranks = ranks_of(plan, torch.device("cpu"))
-    model = Model(plan, links_of(plan, ranks), ranks)
+    model = Model(plan, ranks)
 
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
         given = [weights[name][box.slices] if name in weights else np.zeros(box.shape, np.float32) for box in boxes]
@@ -66,7 +65,9 @@ def our_logits(
     fields = {**one_document((rows, length)), "targets": batch["tokens"], **batch}
     arrays = {name: torch.from_numpy(np.ascontiguousarray(array, np.int32)) for name, array in fields.items()}
     with torch.no_grad():
-        return model({**arrays, "valid": torch.ones((rows, length), dtype=torch.bool)}).logits_BLV.numpy()
+        logits_BLV = model({**arrays, "valid": torch.ones((rows, length), dtype=torch.bool)}).logits_BLV
+    assert logits_BLV is not None
+    return logits_BLV.numpy()
 
 
 @pytest.mark.parametrize(("model", "overrides"), CASES.values(), ids=CASES.keys())

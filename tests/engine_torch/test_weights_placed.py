@@ -36,9 +36,8 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_torch.io.mesh import Ranks, ranks_of
-from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.lowering.parameters import empty_parameter, local_of
-from shardwright.engine_torch.model import model as engine_model
+from shardwright.engine_torch.model import stage as engine_stage
 from shardwright.engine_torch.model.model import Model
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
@@ -117,13 +116,13 @@ def numbered(one: WeightOfLayer, ranks: Ranks) -> torch.nn.Parameter:
 
 @pytest.fixture
 def with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_model, "empty_parameter", numbered)
+    monkeypatch.setattr(engine_stage, "empty_parameter", numbered)
     monkeypatch.setattr(torch.nn.Module, "to_empty", lambda module, **_: module)
 
 
 def model_of(plan: Plan) -> Model:
     ranks = ranks_of(plan, torch.device("cpu"))
-    return Model(plan, links_of(plan, ranks), ranks)
+    return Model(plan, ranks)
 
 
 @pytest.mark.usefixtures("with_numbers")

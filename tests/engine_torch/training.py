@@ -18,7 +18,6 @@ from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.io.layer_io import Params
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.lowering.gathering import Gathered
-from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training import step as engine_step
@@ -49,7 +48,7 @@ class RankRun:
 
 def model_of(plan: Plan) -> Model:
     ranks = ranks_of(plan, CPU)
-    return Model(plan, links_of(plan, ranks), ranks)
+    return Model(plan, ranks)
 
 
 def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[dict[str, np.ndarray]]) -> RankRun:
@@ -159,19 +158,18 @@ def tied_sums(plan: Plan) -> tuple[str, float, float]:
     model = model_of(plan)
     initial_state(model, 0)
 
-    def used_twice(params: Params, batch: object) -> torch.Tensor:
-        del batch
+    def used_twice(params: Params) -> torch.Tensor:
         weight = params["embedding.tokens"]
-        first = model.links.use("embedding.tokens", weight)
-        second = model.links.use("embedding.tokens", weight, "logits")
+        first = model.only.links.use("embedding.tokens", weight)
+        second = model.only.links.use("embedding.tokens", weight, "logits")
         assert first.dtype == second.dtype == torch.bfloat16
         return first.float().sum() + second.float().sum() / 1024
 
-    innermost = model.root
+    innermost = model.only.root
     while isinstance(innermost.inside, Gathered):
         innermost = innermost.inside
     innermost._compute = used_twice
-    model.root(None).backward()
+    model.only.root().backward()
     gradient = model.parameters()["embedding.tokens"].grad
     assert gradient is not None
     local = local_of(gradient)

@@ -8,16 +8,36 @@ from shardwright.cost import read_machine
 from tests.golden.findings_case import Case, mine
 
 TORCH, JAX = {"engine": "torch", "devices": 8}, {"engine": "jax", "devices": 8}
+ON_TORCH = {"mesh_sizes": {"stage": 2}, "engine": "torch"}
 STAGED = {"devices": 8, "microbatches": 2, "batch": 16}
 TWO_TENSOR = "a: tensor\nb: tensor"
 ENDS_OF_ITS_OWN = mine("fsdp: fsdp\ntensor: {elsewhere: tensor, logits: idle}", "{fsdp: auto, tensor: 2}")
 
 ON_ENGINES: tuple[Case, ...] = (
     Case(
-        name="SW415-stages",
+        name="SW415-circular",
         layout="pp",
-        options={**STAGED, "mesh_sizes": {"stage": 2}, "engine": "torch"},
-        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 1}, "engine": "torch"}},
+        options={**STAGED, **ON_TORCH, "schedule": "circular"},
+        neighbour={"options": {**STAGED, **ON_TORCH, "schedule": "1f1b"}},
+    ),
+    Case(
+        name="SW415-halves-computed-again",
+        layout="pp",
+        options={**STAGED, **ON_TORCH, "schedule": "zero-bubble", "remat": "dots"},
+        neighbour={"options": {**STAGED, **ON_TORCH, "schedule": "zero-bubble", "remat": "none"}},
+    ),
+    Case(
+        name="SW415-recipe-in-stages",
+        layout="pp",
+        options={**STAGED, **ON_TORCH, "precision": preset("fp8-row")},
+        neighbour={"options": {**STAGED, **ON_TORCH}},
+    ),
+    Case(
+        name="SW415-tied-in-stages",
+        model="llama3-test tied=true",
+        layout=mine("x: stage\nfsdp: {elsewhere: fsdp, logits: data}", "{x: 2, fsdp: auto}"),
+        options={**STAGED, "engine": "torch"},
+        neighbour={"layout": mine("x: stage\nfsdp: fsdp", "{x: 2, fsdp: auto}")},
     ),
     Case(
         name="SW415-schedule",

@@ -91,7 +91,7 @@ def differing(state: State, step: int) -> list[str]:
                 same = _same(_full(array, parameters[one.key]), needed)
             if not same:
                 wrong.append(prefix + one.key)
-    for name, array in model.frozen.items():
+    for name, array in model.only.frozen.items():
         if not _same(array, _tensor(values_of(name, tuple(infos[name].shape), infos[name].dtype), infos[name].dtype)):
             wrong.append(name)
     for one in model.plan.delayed_tensors:
@@ -151,7 +151,7 @@ def _as_stored(plan: Plan, one: WeightOfLayer, values: np.ndarray) -> np.ndarray
 
 def _shards(state: State) -> Shards:
     """Everything that a rank holds."""
-    found: Shards = {**state.model.frozen, **_delayed(state.model)}
+    found: Shards = {**state.model.only.frozen, **_delayed(state.model)}
     for key, parameter in state.model.parameters().items():
         found |= {key: local_of(parameter.detach()), FIRST + key: state.first[key], SECOND + key: state.second[key]}
     return found
@@ -159,8 +159,8 @@ def _shards(state: State) -> Shards:
 
 def _delayed(model: Model) -> Shards:
     """What a rank keeps for delayed amaxes, by its names in a checkpoint."""
-    factors = {FACTOR + name: one.factor for name, one in model.delayed.items()}
-    return {**factors, **{HISTORY + name: one.history for name, one in model.delayed.items()}}
+    factors = {FACTOR + name: one.factor for name, one in model.only.delayed.items()}
+    return {**factors, **{HISTORY + name: one.history for name, one in model.only.delayed.items()}}
 
 
 def _copies(state: State) -> Shards:

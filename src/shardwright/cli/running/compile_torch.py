@@ -12,7 +12,12 @@ from shardwright.cli.typed.extras import needing_extra
 from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.findings.memory import chip_memory
 from shardwright.compiled.findings.unmatched import unmatched
-from shardwright.compiled.reading.program import CompiledCollective, CompiledMemory, CompiledProgram
+from shardwright.compiled.reading.program import (
+    CompiledCollective,
+    CompiledMemory,
+    CompiledProgram,
+    RankMemory,
+)
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import worst_first
 from shardwright.core.plan.plan import Plan
@@ -91,4 +96,8 @@ def _program(target: str, run: Any, began: float) -> CompiledProgram:
         ),
         compile_seconds=perf_counter() - began,
         notes=(*((EVEN,) if run.even else ()), *((ALL_SCORES,) if run.whole_scores else ())),
+        ranks=tuple(
+            RankMemory(rank=one.rank, units=one.units, peak_bytes=one.found.peak_bytes, planned_bytes=one.planned_bytes)
+            for one in run.ranks
+        ),
     )

@@ -186,12 +186,30 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMemory:
+    """The peak memory of a device of one rank of a pipeline, and what the plan has for it. ``units``: of each of its stages."""
+
+    rank: int
+    units: tuple[str, ...]
+    peak_bytes: int
+    planned_bytes: int
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "rank": self.rank,
+            "units": list(self.units),
+            "peak_bytes": self.peak_bytes,
+            "planned_bytes": self.planned_bytes,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledProgram:
     """``target``: as requested (``v5p:4x4x4``). ``flops_per_device``: of the matrix products in the text, with the trip
     counts of loops; None if a trip count is unknown. ``component_flops``: the same by component, of the products with a
     name. ``products``: those with a weight whose operands a recipe quantizes. ``notes``: log lines of the compiler about tensors that it replicated involuntarily (full
     rematerialization); for PyTorch, the assumptions of the dry run. ``tools``: see
-    ``compiled/reading/tool_chain.py``."""
+    ``compiled/reading/tool_chain.py``. ``ranks``: of a pipeline whose ranks have programs of their own, on PyTorch."""
 
     target: str
     collectives: tuple[CompiledCollective, ...]
@@ -202,6 +220,7 @@ class CompiledProgram:
     products: tuple[CompiledProduct, ...] = ()
     notes: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
+    ranks: tuple[RankMemory, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -213,4 +232,5 @@ class CompiledProgram:
             **({"products": [product.to_json() for product in self.products]} if self.products else {}),
             "said": list(self.notes),
             "tools": [tool.to_json() for tool in self.tools],
+            **({"ranks_memory": [one.to_json() for one in self.ranks]} if self.ranks else {}),
         }

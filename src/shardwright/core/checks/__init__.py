@@ -19,6 +19,7 @@ memory.py         SW312: the memory of a device
 low_precision.py  SW404, SW416, SW417: a recipe of low precision under the layout, and on the chip
 expert_buffer.py  SW405: dropped tokens and the expert buffer
 engines.py        SW415: what an engine does not run
+engine_stages.py  SW415 of pipelines
 
 A draft has candidates for a fix. ``check`` prints the first candidate that works: it plans the changed request, runs the
 checks again, and accepts the candidate if the finding is gone, or is only information, and no error is new.

@@ -21,6 +21,7 @@ from shardwright.core.checks.edits import (
     without,
     without_rule,
 )
+from shardwright.core.checks.engine_stages import stages_on_torch
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
@@ -52,7 +53,7 @@ def not_run(plan: Plan) -> Iterator[Draft]:
             yield from _stages_on_jax(plan)
             yield from _slices(plan)
     else:
-        yield from _stages(plan)
+        yield from stages_on_torch(plan) if plan.request.table.program == "ours" else _stages(plan)
         yield from _slices(plan)
         yield from _chips(plan)
         yield from _differing_uses(plan)
@@ -142,7 +143,7 @@ def _updates(plan: Plan) -> Iterator[Draft]:
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:
-    """Stages are planned, priced and locked, but this engine has no pipeline schedule."""
+    """Stages of a user's own program: they are planned, priced and locked, but no schedule of it is known."""
     layout, mesh, request = plan.request.layout, plan.mesh, plan.request
     for axis in mesh.larger_than_one(mesh.names):
         one = layout.entries[axis]
@@ -153,7 +154,7 @@ def _stages(plan: Plan) -> Iterator[Draft]:
             severity="error",
             where=f"axis '{axis}' of layout '{layout.name}'",
             position=one.position,
-            found=f"{product(mesh, [axis])} splits the layers into pipeline stages, which the PyTorch engine does not run yet",
+            found=f"{product(mesh, [axis])} splits the layers into pipeline stages, which the PyTorch engine does not run of your own program",
             needed="no stages; a plan with stages can be read, compared and locked",
         )
         given = [name for name in ("schedule", "stages") if getattr(request, name) is not None]

@@ -159,7 +159,7 @@ def _tied(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
                 where=tensor.name,
                 found=f"stages {first.number} and {last.number}, of ranks {first.rank} and {last.rank}, both use it",
                 needed=f"nothing; schedules {either(folded)} have both stages on one rank",
-                cost=f"{bytes_text(tensor.bytes_per_device)} more on a device, and an all-reduce of its gradient in each step",
+                cost=f"{bytes_text(tensor.bytes_per_device)} more on a device, and an exchange of its gradient in each step",
             ),
             candidates=(),
         )

@@ -10,15 +10,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.pipeline.ends import planned_ends
 from shardwright.core.pipeline.program import program_collectives
 from shardwright.core.pipeline.requests import stage_axes
+from shardwright.core.pipeline.tied import tied_stages
+from shardwright.core.plan.fsdp_groups import trained, weight_of_layer
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.plan import Memory, Phase, Plan, PlannedCollective, TensorPlan
 from shardwright.core.resolution.request import Request
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
+from shardwright.core.stages.gathering import EACH_PASS, Gathering, gathering_of
 from shardwright.core.stages.planned import Pipeline, PlannedStage, work_of
 from shardwright.core.stages.units import Letter
 
@@ -28,18 +32,23 @@ def planned_pipeline(
 ) -> Pipeline:
     """The pipeline with what each stage needs. ``held``: the plan of what its devices hold, for each stage. ``ends``: that of the ends
     that all stages share."""
+    gathering = _gathering(request, choice)
     pipeline = Pipeline.of(
         stage_axes(request, mesh),
         choice,
         tuple(
-            _planned(choice, number, stage, plan)
+            _planned(choice, number, stage, plan, gathering)
             for number, (stage, plan) in enumerate(zip(choice.stages, held, strict=True))
         ),
     )
     return pipeline if ends is None else replace(pipeline, shared=planned_ends(request, mesh, ends))
 
 
-def _planned(choice: Choice, number: int, stage: Stage, plan: Plan) -> PlannedStage:
+def _gathering(request: Request, choice: Choice) -> Gathering:
+    return gathering_of(choice.schedule, request.remat) if request.engine == "torch" else EACH_PASS
+
+
+def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, gathering: Gathering) -> PlannedStage:
     units = [unit for unit in choice.units if _has(stage, unit.letter, unit.layer)]
     saved, working = microbatch_bytes(plan.request, plan.mesh, plan.tensors)
     return PlannedStage(
@@ -53,9 +62,23 @@ def _planned(choice: Choice, number: int, stage: Stage, plan: Plan) -> PlannedSt
         amax_history_bytes=plan.memory.amax_history_bytes,
         saved_bytes=saved,
         working_bytes=working,
+        gathered_bytes=sum(_gathered_bytes(plan, gathering)),
         output_bytes=plan.by_name["residual.stream"].bytes_per_device,
         work=work_of(units),
     )
+
+
+def _gathered_bytes(plan: Plan, gathering: Gathering) -> Iterator[int]:
+    """What weights take that stay gathered in a step, and their unsharded gradients where these are reduced at its end."""
+    for row in trained(plan.request, plan.weights):
+        once = gathering.ends_once if row.stack is None else gathering.once
+        first = None if row.stack is None else plan.request.table.weight(row.name).first_in_stack
+        one = weight_of_layer(plan.request, plan.mesh, row, first)
+        if once and one.gathered:
+            elements = row.num * one.shard_elements(plan.mesh) * plan.mesh.size(one.gathered)
+            yield elements * DTYPE_BYTES[one.gather_dtype]
+            if gathering.split:
+                yield elements * DTYPE_BYTES[one.reduce_dtype]
 
 
 def _has(stage: Stage, letter: Letter, layer: int | None) -> bool:
@@ -90,12 +113,20 @@ def collectives_of(
     rank = pipeline.slowest
     shared = [] if ends is None else [ends]
     if request.engine == "jax":
-        of_ends = {row.name for plan in shared for row in plan.weights}
-        own = [row for row in weights if row.name not in of_ends]
-        of_rank = (*program_collectives(request, mesh, pipeline, plans, own), *_of_stages(request, shared))
+        own = {row.name for one in shared for row in one.weights}
+        others = [row for row in weights if row.name not in own]
+        of_rank = (
+            *program_collectives(request, mesh, pipeline, plans, others),
+            *_of_stages(request, shared, EACH_PASS),
+        )
     else:
-        own = [*(plans[stage.number] for stage in pipeline.of_rank(rank)), *shared]
-        of_rank = (*_of_stages(request, own), *_transfers(pipeline, rank))
+        stages = [plans[stage.number] for stage in pipeline.of_rank(rank)]
+        of_rank = (
+            *_of_stages(request, stages, _gathering(request, pipeline.choice)),
+            *_of_stages(request, shared, EACH_PASS),
+            *_transfers(pipeline, rank),
+            *_of_tied(pipeline, plans, rank),
+        )
     for one in of_rank:
         key = (
             one.component,
@@ -113,11 +144,43 @@ def collectives_of(
     return tuple(found.values())
 
 
-def _of_stages(request: Request, plans: Sequence[Plan]) -> Iterator[PlannedCollective]:
+def _of_stages(request: Request, plans: Sequence[Plan], gathering: Gathering) -> Iterator[PlannedCollective]:
     for plan in plans:
         for one in plan.collectives:
-            times = 1 if one.phase == "update" else request.microbatches
-            yield replace(one, count_per_step=one.count_per_step * times)
+            times = _times_a_step(one, plan, gathering, request.microbatches)
+            if times:
+                yield replace(one, count_per_step=one.count_per_step * times)
+
+
+def _times_a_step(one: PlannedCollective, plan: Plan, gathering: Gathering, microbatches: int) -> int:
+    """How often a collective of one microbatch is in a step."""
+    if one.phase == "update":
+        return 1
+    rows = [plan.by_name[name] for name in one.tensors if name in plan.by_name]
+    of_weights = bool(rows) and all(row.kind == "weight" for row in rows)
+    if of_weights and one.kind == "all-gather":
+        once = gathering.ends_once if rows[0].stack is None else gathering.once
+        return (0 if one.phase == "recompute" else 1) if once else microbatches
+    if of_weights and one.kind == "reduce-scatter" and gathering.split:
+        return 1
+    return microbatches
+
+
+def _of_tied(pipeline: Pipeline, plans: Sequence[Plan], rank: int) -> Iterator[PlannedCollective]:
+    """The gradients of weights that stages of two ranks have: each sends its part to the other."""
+    for name, stages in tied_stages(plans).items():
+        ranks = [pipeline.stages[number].rank for number in stages]
+        if rank in ranks and ranks[0] != ranks[1]:
+            row = plans[stages[ranks.index(rank)]].by_name[name]
+            yield PlannedCollective(
+                component=row.component,
+                phase="update",
+                kind="permute",
+                axes=pipeline.axes,
+                bytes_per_device=row.bytes_per_device,
+                count_per_step=1,
+                tensors=(name,),
+            )
 
 
 def _transfers(pipeline: Pipeline, rank: int) -> Iterator[PlannedCollective]:

@@ -116,7 +116,7 @@ def _saved(plan: Plan, device: int, names: Collection[str]) -> Iterator[SavedBox
     table = plan.request.table
     for one in plan.delayed_tensors:
         if one.name in names and (box := shard_box(one.spec, plan.mesh, one.shape, device)) is not None:
-            saved = _in_stack(box, table.weight(one.weight))
+            saved = in_stack(box, table.weight(one.weight))
             yield SavedBox(weight=one.name, box=saved, saves=saves(one.spec, plan.mesh, device))
 
 
@@ -161,7 +161,7 @@ def _owned_on_torch(plan: Plan, rows: Sequence[TensorPlan]) -> Iterator[tuple[st
     for row in rows:
         weight = table.weight(row.name)
         if weight.frozen:
-            yield row.name, ((_in_stack(Box.whole(_stacked(weight)), weight),),) * len(devices)
+            yield row.name, ((in_stack(Box.whole(_stacked(weight)), weight),),) * len(devices)
 
 
 def _common(boxes: Sequence[Box], whole: Box) -> tuple[Box, ...]:
@@ -176,7 +176,7 @@ def _on_jax(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[Sav
             # Padding is in no box.
             box = box and box.intersect(Box.whole(row.stacked_saved_shape))
             if box is not None:
-                box = _in_stack(box, plan.request.table.weight(row.name))
+                box = in_stack(box, plan.request.table.weight(row.name))
                 yield SavedBox(weight=name, box=box, saves=saves(spec, plan.mesh, device))
 
 
@@ -201,7 +201,7 @@ def _on_torch(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[S
         weight = table.weight(row.name)
         if weight.frozen:
             assert row.at_rest is not None
-            box = _in_stack(Box.whole(_stacked(weight)), weight)
+            box = in_stack(Box.whole(_stacked(weight)), weight)
             yield SavedBox(weight=row.name, box=box, saves=saves(row.at_rest, plan.mesh, device))
 
 
@@ -210,7 +210,7 @@ def _stacked(weight: Weight) -> tuple[int, ...]:
     return weight.shape if weight.stack is None else (weight.num, *weight.shape)
 
 
-def _in_stack(box: Box, weight: Weight) -> Box:
+def in_stack(box: Box, weight: Weight) -> Box:
     """A box of the layers that a stage has of a stack, among all its layers."""
     first = weight.first_in_stack
     if not first:
@@ -223,6 +223,6 @@ def _all_in_stack(owned: Owned, weight: Weight) -> Owned:
     if not weight.first_in_stack:
         return owned
     moved: Mapping[tuple[Box, ...], tuple[Box, ...]] = {
-        boxes: tuple(_in_stack(box, weight) for box in boxes) for boxes in set(owned)
+        boxes: tuple(in_stack(box, weight) for box in boxes) for boxes in set(owned)
     }
     return tuple(moved[boxes] for boxes in owned)

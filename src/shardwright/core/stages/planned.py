@@ -16,7 +16,7 @@ from shardwright.core.stages.units import BACKWARD, Unit
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
     """``saved_bytes``: what it holds of a microbatch between its forward and its backward pass. ``working_bytes``: what one pass
-    needs besides. ``output_bytes``: what it sends of a microbatch. ``work``: the time of each computation of a microbatch, in
+    needs besides; ``gathered_bytes``: what weights take that stay gathered. ``output_bytes``: what it sends of a microbatch. ``work``: the time of each computation of a microbatch, in
     ``unit`` of the pipeline."""
 
     number: int
@@ -31,6 +31,7 @@ class PlannedStage:
     working_bytes: int
     output_bytes: int
     work: Mapping[Kind, float]
+    gathered_bytes: int = 0
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -45,6 +46,7 @@ class PlannedStage:
             "optimizer_bytes": self.optimizer_bytes,
             "saved_bytes_per_microbatch": self.saved_bytes,
             "working_bytes": self.working_bytes,
+            **({"gathered_bytes": self.gathered_bytes} if self.gathered_bytes else {}),
             "output_bytes": self.output_bytes,
             "work": dict(self.work),
         }
@@ -127,7 +129,8 @@ class Pipeline:
         live = self.run.live[rank]
         held = sum(self.stages[stage].saved_bytes * number for stage, number in live.items())
         shared = 0 if self.shared is None else self.shared.working_bytes
-        return held + max(shared, *(stage.working_bytes for stage in self.of_rank(rank)))
+        gathered = sum(stage.gathered_bytes for stage in self.of_rank(rank))
+        return held + gathered + max(shared, *(stage.working_bytes for stage in self.of_rank(rank)))
 
     def total_bytes(self, rank: int) -> int:
         """All of a rank's memory."""

@@ -1,6 +1,8 @@
 """A dry run of a step, without ranks: which collectives it makes, and the memory it needs.
 
-dry_run.py     the step on tensors without values
+dry_run.py     the step of a plan, of each rank of its pipeline if it has one
+stages.py      the ranks of a pipeline, from runs of their stages
+imagined.py    one rank's step on tensors without values
 counting.py    each collective with its group and bytes
 held.py        the bytes of all live storages
 """

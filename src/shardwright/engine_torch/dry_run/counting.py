@@ -42,8 +42,11 @@ OWN = Path(__file__).parents[1]
 BELOW = frozenset({"private", "redistribute", "counting", "held", "dry_run", "scopes"})
 """Files of the engine that run collectives for others: they are not the source of one."""
 
-LATE = frozenset({"_sum_late", "reduce_amaxes", "reduce_updates", "gather_updates"})
+LATE = frozenset({"_sum_late", "reduce_amaxes", "reduce_updates", "gather_updates", "sum_tied"})
 """Functions whose collectives are after the last microbatch."""
+
+HALVES = frozenset({"stage_backward_input", "stage_backward_weight", "end_backward"})
+"""Functions that run a part of the backward pass without ``Tensor.backward``."""
 
 COMPONENTS = {"exchange": "moe", "moe": "moe", "ring": "attention", "loss": "logits"}
 """The component of the collectives that a file of the engine makes itself."""
@@ -174,14 +177,20 @@ class _Where:
         own = [(path, line) for path, _, line in calls if OWN in path.parents and path.stem not in BELOW]
         inner = own[0][0] if own else None
         before = calls[: next((n for n, call in enumerate(calls) if call[0] == inner), 0)] if inner else calls
-        backward = any(path.name == "_tensor.py" and name == "backward" for path, name, _ in calls)
+        names = {name for _, name, _ in calls}
+        in_graph = bool(HALVES & names) or any(
+            path.name == "_tensor.py" and name == "backward" for path, name, _ in calls
+        )
+        # The input half computes layers again, before it enters their graphs.
+        half = "input_gradient" in names
+        backward = in_graph or half or "_send_back" in names
         return cls(
             file=own[0][0].stem if own else None,
             source=f"{own[0][0].relative_to(OWN.parent).as_posix()}:{own[0][1]}" if own else None,
             backward=backward,
-            again=backward and any(path.name == "checkpoint.py" for path, _, _ in calls),
+            again=(backward and any(path.name == "checkpoint.py" for path, _, _ in calls)) or (half and not in_graph),
             sharded=any("_fully_shard" in path.parts for path, _, _ in before),
-            late=any(name in LATE for _, name, _ in calls),
+            late=bool(LATE & names),
         )
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -67,6 +68,15 @@ class Ranks:
             self._peers[axes] = self._new_peers(axes)
         return self._peers[axes]
 
+    def beside(self, axes: Collection[str]) -> Ranks:
+        """The ranks that differ from this one in none of these axes, as ranks of a mesh without them; groups are the same ones."""
+        found = copy(self)
+        found.mesh = Mesh(tuple(axis for axis in self.mesh.axes if axis.name not in axes))
+        found.rank = found.mesh.device(self._here)
+        found._here = found.mesh.coordinates(found.rank)
+        found._peers = {}
+        return found
+
     def place_over(self, axes: Iterable[str]) -> tuple[int, int]:
         """The index of this rank over some axes, major first, and how many ranks there are along them."""
         index, size = 0, 1
@@ -91,6 +101,12 @@ class Ranks:
 def communicating_axes(plan: Plan) -> Iterator[Axes]:
     """Every set of axes that needs a process group in a run of a plan, in a fixed order."""
     mesh = plan.mesh
+    if plan.pipeline is not None:
+        yield plan.pipeline.axes
+        # Most stages have equal rows, of other layers.
+        unlike = {tuple((w.name, w.num) for w in own.request.table.weights): own for own in plan.stage_plans}
+        for own in unlike.values():
+            yield from communicating_axes(own)
     yield from ((axis,) for axis in mesh.names)
     yield from (mesh.names, plan.dp, plan.cp, plan.loss_axes)
     for one in plan.collectives:

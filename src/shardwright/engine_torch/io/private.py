@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FSDPModule, fully_shard
 
 # 2.13 has new names for collectives of one tensor in and one out, and deprecates the older names, the only ones in 2.11.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,15 +41,15 @@ def joined(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
 
 
 @contextmanager
-def imagined_ranks(count: int) -> Iterator[None]:
-    """This process as rank 0 of ``count`` ranks that do not exist: collectives have shapes and groups, and send nothing.
+def imagined_ranks(count: int, rank: int = 0) -> Iterator[None]:
+    """This process as ``rank`` of ``count`` ranks that do not exist: collectives have shapes and groups, and send nothing.
 
     PyTorch has no public function for such a group.
     """
     # Imported here: it is part of PyTorch's tests, and training does not need it.
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=count)
     try:
         yield
     finally:
@@ -94,3 +95,34 @@ def sum_gradients(module: FSDPModule) -> None:
     """
     module.set_gradient_divide_factor(1.0)
     module.set_force_sum_reduction_for_comms(True)
+
+
+def mesh_of(module: FSDPModule) -> DeviceMesh:
+    """The mesh over which ``fully_shard`` shards a module's weights."""
+    return _groups(module)[0].mesh_info.mesh
+
+
+def end_backward(modules: Iterable[FSDPModule]) -> None:
+    """What ``fully_shard`` does at the end of a backward pass, for modules of which the outermost is the first: gradients are cast and
+    summed, or reduced, as the modules are set. Its hooks do not run where ``torch.autograd.grad`` makes half of the pass."""
+    outermost = next(iter(modules), None)
+    if outermost is not None:
+        _state(outermost)._root_post_backward_final_callback()
+
+
+def _state(module: FSDPModule) -> Any:
+    return fully_shard.state(module)  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _groups(module: FSDPModule) -> Sequence[Any]:
+    """The parameter groups of a module: several in 2.13, one at most in 2.11."""
+    state = _state(module)
+    groups = getattr(state, "_fsdp_param_groups", None)
+    return groups if groups is not None else [state._fsdp_param_group]
+
+
+def halves() -> tuple[Any, Any]:
+    """PyTorch's two halves of a backward pass: that for inputs, and that for weights, which begins with what the first one left."""
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    return stage_backward_input, stage_backward_weight

@@ -13,7 +13,7 @@ from shardwright.core.plan.fsdp_groups import FsdpGroup
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import Params
 from shardwright.engine_torch.io.mesh import Ranks
-from shardwright.engine_torch.io.private import joined, sum_gradients
+from shardwright.engine_torch.io.private import joined, mesh_of, sum_gradients
 
 Compute = Callable[..., Any]
 
@@ -73,7 +73,7 @@ def build(
     ``fully_shard`` shards the groups that have axes, but for those of which ``compute`` gathers codes. ``reshard_after_forward``: free gathered weights after the forward pass, and
     gather them again for the backward pass. ``called``: a module with its own groups that ``compute`` calls.
     """
-    inside: nn.Module | None = called
+    inside: nn.Module | None = called if groups else Gathered({}, called, compute)
     for group in groups:
         own = {one.key: parameters[one.key] for one in group.weights}
         tied = group.axes and any(one.num_uses > 1 for one in group.weights)
@@ -81,7 +81,23 @@ def build(
         if group.axes and not group.of_codes:
             _shard(inside, group, ranks, reshard_after_forward=reshard_after_forward)
     assert isinstance(inside, Gathered)
+    if called is not None:
+        _join(inside, called)
     return inside
+
+
+def _join(outermost: Gathered, called: nn.Module) -> None:
+    """Have ``fully_shard`` manage a module around those that are called, if it manages none: otherwise each would be gathered and
+    reduced by itself, and none while another is computed."""
+    around: nn.Module | None = outermost
+    while isinstance(around, Gathered):
+        if isinstance(around, FSDPModule):
+            return
+        around = around.inside
+    managed = next((module for module in called.modules() if isinstance(module, FSDPModule)), None)
+    if managed is not None:
+        # It has no weights of its own to gather, so any mesh will do.
+        fully_shard(outermost, mesh=mesh_of(managed), ignored_params=set(outermost.parameters()))
 
 
 def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, reshard_after_forward: bool) -> None:

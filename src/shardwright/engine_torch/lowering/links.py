@@ -43,28 +43,27 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         if move.kind not in ("dispatch", "combine")
     }
     uses = {
-        (weight.name, None if component == weight.component else component): _Use.of(
-            plan, weight.name, component, ranks
-        )
+        (weight.name, component): _Use.of(plan, weight.name, component, ranks)
         for weight in plan.request.table.weights
         for component in (weight.component, *weight.uses)
     }
-    embedding = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    own = {weight.name: weight.component for weight in plan.request.table.weights}
+    by_component = {
+        "embedding": _embedding_axes(plan),
+        "logits": _sharding_axes(plan, "logits.scores", "vocab"),
+    }
 
     def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
         return moves[source, target].reshard(array)
 
     def use(name: str, weight: Any, component: str | None = None) -> Any:
-        return uses[name, component].into_use(weight)
+        return uses[name, component or own[name]].into_use(weight)
 
     return Links(
         move=move,
         use=use,
-        vocab={
-            "embedding": ranks.peers(embedding["embedding"].operand.axes_of("vocab")),
-            "logits": ranks.peers(_sharding_axes(plan, "logits.scores", "vocab")),
-        },
-        entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1],
+        vocab={component: ranks.peers(axes) for component, axes in by_component.items()},
+        entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1] if "logits.scores" in plan.by_name else None,
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
         low=_low(plan, ranks),
@@ -216,7 +215,18 @@ def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...
 
 
 def _sharding_axes(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
+    """None of a tensor that a stage has not."""
+    if tensor not in plan.by_name:
+        return ()
     return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
+
+
+def _embedding_axes(plan: Plan) -> tuple[str, ...]:
+    """The axes that shard the vocabulary of the embedding's weight in use; none in a stage without the embedding."""
+    if "embedding.ids" not in plan.by_name:
+        return ()
+    row = plan.by_name["embedding.tokens"]
+    return weight_reshardings(plan.request, plan.mesh, row)["embedding"].operand.axes_of("vocab")
 
 
 def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:

@@ -32,10 +32,17 @@ OF_TENSORS = Arithmetic(
 )
 
 
-def global_norm(gradients: Shards, sharded_by: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks) -> torch.Tensor:
+def global_norm(
+    gradients: Shards,
+    sharded_by: Mapping[str, tuple[str, ...]],
+    mesh: Mesh,
+    ranks: Ranks,
+    stage_axes: tuple[str, ...] = (),
+) -> torch.Tensor:
     """The norm of all gradients. ``sharded_by``: the axes that shard each of them; replicas count once.
 
-    Each rank sums the squares of the gradients that the same axes shard; each sum is then all-reduced over those axes only.
+    Each rank sums the squares of the gradients that the same axes shard; each sum is then all-reduced over those axes only, and the
+    sum of all over ``stage_axes``, along which ranks have different weights.
     """
     by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
     for key, gradient in gradients.items():
@@ -46,6 +53,8 @@ def global_norm(gradients: Shards, sharded_by: Mapping[str, tuple[str, ...]], me
         if axes:
             dist.all_reduce(square, group=ranks.peers(axes).group)
         total = total + square
+    if stage_axes:
+        dist.all_reduce(total, group=ranks.peers(stage_axes).group)
     return total.sqrt()
 
 

@@ -16,7 +16,6 @@ from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
 from shardwright.engine_torch.io.layer_io import Params
 from shardwright.engine_torch.io.mesh import ranks_of
-from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training.feed import feed_of
 from shardwright.engine_torch.training.processes import alone, connection_of, device_of
@@ -89,7 +88,7 @@ class TorchEngine:
         # All ranks make its process groups at the same time, once.
         if self._model is None:
             ranks = ranks_of(self.plan, self._device)
-            self._model = Model(self.plan, links_of(self.plan, ranks), ranks)
+            self._model = Model(self.plan, ranks)
         if checkpoint is None:
             self._state = initial_state(self._model, seed)
         else:

@@ -19,15 +19,18 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves, shard_box
 from shardwright.core.boxes.stored import TableBox, table_boxes
 from shardwright.core.model.table import Weight
-from shardwright.core.plan.fsdp_groups import WeightOfLayer
+from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.saved_boxes import in_stack
 from shardwright.core.quantization.delayed import FACTOR, HISTORY, DelayedTensor
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.exchange import RankCarrier
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.model.stage import Stage
 from shardwright.engine_torch.precision.delayed import Kept
+from shardwright.engine_torch.stages.tied import copy_tied, counted_elsewhere
 from shardwright.init import box_values
 from shardwright.runs import Reads, Weights
 from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, saved_as
@@ -78,10 +81,12 @@ def make_state(model: Model, read: Read, step: int) -> State:
         state.shared = {
             name: read(name, [Box.whole(shape)])[0] for name, (shape, _) in plan.request.optimizer.shared.items()
         }
-    # All layers of a weight at once: a checkpoint may store them as one box.
-    layers: dict[str, list[tuple[WeightOfLayer, torch.Tensor]]] = {}
+    # All layers of a weight at once: a checkpoint may store them as one box. All ranks read all weights, also those of other stages.
+    layers: dict[str, list[tuple[WeightOfLayer, torch.Tensor]]] = {
+        row.name: [] for row in trained(plan.request, plan.weights)
+    }
     for one, parameter in _each(model):
-        layers.setdefault(one.weight, []).append((one, local_of(parameter)))
+        layers[one.weight].append((one, local_of(parameter)))
     for name, found in layers.items():
         with torch.no_grad():
             _fill(plan, name, found, ranks, read)
@@ -94,15 +99,28 @@ def make_state(model: Model, read: Read, step: int) -> State:
                 _fill(plan, prefix + name, made, ranks, read, in_update=True)
                 into.update((one.key, local) for one, local in made)
     for row in _frozen(plan):
-        [values] = read(row.name, [Box.whole(_shape_at_rest(plan, row.name))])
-        model.frozen[row.name] = values.to(ranks.device)
-    arrays: dict[str, torch.Tensor] = {}
-    for one, box in _delayed_boxes(plan, ranks):
-        [values] = read(one.name, [box])
-        # A copy: what is read may be the memory of others.
-        arrays[one.name] = values.to(ranks.device, torch.float32, copy=True).view(box.shape)
-    model.delayed = {one.name: Kept.of(arrays[FACTOR + one.name], arrays[HISTORY + one.name]) for one in plan.delayed}
+        stages = [stage for stage in model.stages.values() if row.name in stage.plan.by_name]
+        found = read(row.name, [_frozen_box(stage, row.name) for stage in stages])
+        for stage, values in zip(stages, found, strict=True):
+            stage.frozen[row.name] = values.to(ranks.device)
+    _fill_delayed(model, read)
+    copy_tied(model)
     return state
+
+
+def _fill_delayed(model: Model, read: Read) -> None:
+    arrays: dict[Stage, dict[str, torch.Tensor]] = {stage: {} for stage in model.stages.values()}
+    for named in model.plan.delayed_tensors:
+        places = [place for place in _delayed_boxes(model) if place[1].name == named.name]
+        for (stage, one, box, _), values in zip(
+            places, read(named.name, [stored for *_, stored in places]), strict=True
+        ):
+            # A copy: what is read may be the memory of others.
+            arrays[stage][one.name] = values.to(model.ranks.device, torch.float32, copy=True).view(box.shape)
+    for stage, own in arrays.items():
+        stage.delayed = {
+            one.name: Kept.of(own[FACTOR + one.name], own[HISTORY + one.name]) for one in stage.plan.delayed
+        }
 
 
 def initial_state(model: Model, seed: int) -> State:
@@ -190,11 +208,16 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
     """
     model = state.model
     plan, ranks = model.plan, model.ranks
+    elsewhere = counted_elsewhere(model)
+    stage = next(iter(model.stages.values()))
+    mesh, rank = stage.plan.mesh, stage.ranks.rank
     for one, parameter in _each(model):
+        if one.key in elsewhere:
+            continue
         kept = {prefix: arrays[one.key] for prefix, arrays in state.kept.items() if one.key in arrays}
         arrays = {"": local_of(parameter), **kept}
         for prefix, array in arrays.items():
-            if not saves(one.in_update if prefix else one.at_rest, plan.mesh, ranks.rank):
+            if not saves(one.in_update if prefix else one.at_rest, mesh, rank):
                 continue
             for table_box in _table_boxes(plan, one, ranks, in_update=bool(prefix)):
                 yield OwnedBox(
@@ -205,22 +228,27 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
     if ranks.rank == 0:
         for name, value in state.shared.items():
             yield OwnedBox(name=name, box=Box.whole(tuple(value.shape)), array=partial(_bits, value))
-    for row in _frozen(plan):
-        assert row.at_rest is not None
-        if saves(row.at_rest, plan.mesh, ranks.rank):
-            array = model.frozen[row.name]
-            yield OwnedBox(name=row.name, box=Box.whole(tuple(array.shape)), array=partial(_bits, array))
-    own = {one.name for one in plan.delayed_tensors if saves(one.spec, plan.mesh, ranks.rank)}
+    for stage in model.stages.values():
+        for row in _frozen(stage.plan):
+            assert row.at_rest is not None
+            if saves(row.at_rest, mesh, rank):
+                yield OwnedBox(
+                    name=row.name,
+                    box=_frozen_box(stage, row.name),
+                    array=partial(_bits, stage.frozen[row.name]),
+                )
+    own = {
+        one.name for stage in model.stages.values() for one in stage.plan.delayed_tensors if saves(one.spec, mesh, rank)
+    }
     yield from (one for one in delayed_boxes(state) if one.name in own)
 
 
 def delayed_boxes(state: State) -> Iterator[OwnedBox]:
     """This rank's boxes of what it keeps for delayed amaxes, replicas too."""
-    model = state.model
-    kept_of = {FACTOR + name: one.factor for name, one in model.delayed.items()}
-    kept_of |= {HISTORY + name: one.history for name, one in model.delayed.items()}
-    for one, box in _delayed_boxes(model.plan, model.ranks):
-        yield OwnedBox(name=one.name, box=box, array=partial(_bits, kept_of[one.name]))
+    for stage, one, _, stored in _delayed_boxes(state.model):
+        kept_of = {FACTOR + name: kept.factor for name, kept in stage.delayed.items()}
+        kept_of |= {HISTORY + name: kept.history for name, kept in stage.delayed.items()}
+        yield OwnedBox(name=one.name, box=stored, array=partial(_bits, kept_of[one.name]))
 
 
 def shape_in_update(one: WeightOfLayer, local: torch.Tensor, ranks: Ranks) -> tuple[int, ...]:
@@ -279,12 +307,19 @@ def _each(model: Model) -> Iterator[tuple[WeightOfLayer, torch.Tensor]]:
     return ((one, parameters[one.key]) for one in model.weights)
 
 
-def _delayed_boxes(plan: Plan, ranks: Ranks) -> Iterator[tuple[DelayedTensor, Box]]:
-    """What a run keeps for delayed amaxes, with this rank's box."""
-    for one in plan.delayed_tensors:
-        box = shard_box(one.spec, plan.mesh, one.shape, ranks.rank)
-        assert box is not None, one.name
-        yield one, box
+def _delayed_boxes(model: Model) -> Iterator[tuple[Stage, DelayedTensor, Box, Box]]:
+    """What a run keeps for delayed amaxes of each stage, with this rank's box of the stage's tensor, and of a checkpoint's."""
+    for stage in model.stages.values():
+        for one in stage.plan.delayed_tensors:
+            box = shard_box(one.spec, stage.plan.mesh, one.shape, stage.ranks.rank)
+            assert box is not None, one.name
+            yield stage, one, box, in_stack(box, stage.plan.request.table.weight(one.weight))
+
+
+def _frozen_box(stage: Stage, name: str) -> Box:
+    """The layers that a stage has of what no gradient trains."""
+    weight = stage.plan.request.table.weight(name)
+    return in_stack(Box.whole(_shape_at_rest(stage.plan, name)), weight)
 
 
 def _first(plan: Plan) -> Mapping[str, float]:

@@ -2,7 +2,8 @@
 
 Gradients are summed over all tokens of the global step and divided once, by their count, so neither microbatches nor ranks
 change a result. ``fully_shard`` sums the gradients of its weights: it reduce-scatters in every microbatch, and all-reduces over
-replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes. Where the
+replicas in the last one. Gradients of other weights with replicas are summed after that, in one collective per set of axes; then
+those of a weight that two stages have. What all ranks know of a step, its loss and its norm, is summed over the stages too. Where the
 update of weights is sharded, their gradients are reduce-scattered, a rank updates its own parts, and the parts are gathered.
 
 Z layers of a stack with experts, E experts.
@@ -10,10 +11,8 @@ Z layers of a stack with experts, E experts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -27,8 +26,11 @@ from shardwright.engine_torch.io.layer_io import Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.lowering.updates import Updated
-from shardwright.engine_torch.model.model import Batch, Model
+from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.model.stage import Batch, Stage
 from shardwright.engine_torch.precision.delayed import reduce_amaxes
+from shardwright.engine_torch.stages.tied import copy_tied, counted_elsewhere, sum_tied
+from shardwright.engine_torch.stages.timetable import carry_out
 from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
 from shardwright.engine_torch.training.state import State
 from shardwright.runs.metrics.records import StepMetrics
@@ -36,59 +38,52 @@ from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_
 
 
 class Gradients(NamedTuple):
-    """The mean loss, a rank's local shard of its gradient by parameter, the valid tokens, and the counts of the experts by stack."""
+    """The mean loss, a rank's local shard of its gradient by parameter, the valid tokens, and by stage and stack the counts of the
+    experts."""
 
     loss: torch.Tensor
     by_key: Mapping[str, torch.Tensor]
     tokens: torch.Tensor
-    counts: Mapping[str, MoeCounts]
+    counts: Mapping[int, Mapping[str, MoeCounts]]
 
 
 def gradients_of(model: Model, batch: Batch) -> Gradients:
-    """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's local shard, BL.
-
-    Microbatch i has every ``num``-th of the rank's rows, from row i.
-    """
+    """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's local shard, BL."""
     plan, ranks = model.plan, model.ranks
-    num = plan.request.microbatches
     tokens = _summed(batch["valid"].sum(), ranks, plan.by_name["input.valid"].in_use.axes)
-    loss = torch.zeros((), device=ranks.device)
-    counted: dict[str, list[MoeCounts]] = {}
-    for number in range(num):
-        _sum_replicas(model, last=number == num - 1)
-        model.moment = replace(model.moment, microbatch=number)
-        result = model({name: array[number::num] for name, array in batch.items()})
-        with _scattered(model):
-            result.loss.backward()
-        loss += result.loss.detach()
-        for stack, counts in result.counts.items():
-            fields = zip(*counts, strict=True)
-            counted.setdefault(stack, []).append(MoeCounts(*(torch.stack(layers) for layers in fields)))
-    _sum_late(model)
+    carried = carry_out(model, batch)
+    for stage in model.stages.values():
+        _sum_late(stage)
+    sum_tied(model)
     count = tokens.clamp(min=1).to(torch.float32)
-    parameters = model.parameters()
-    gradients = {}
+    gradients: dict[str, torch.Tensor] = {}
     scattered = {key for one in model.updated if one.in_microbatches for key in one.keys}
-    for key, parameter in parameters.items():
-        if key not in scattered:
-            found = parameter.grad
-            gradients[key] = local_of(found) if found is not None else torch.zeros_like(local_of(parameter))
-        parameter.grad = None
+    for stage in model.stages.values():
+        for key, parameter in stage.parameters().items():
+            if key not in scattered and key not in gradients:
+                found = parameter.grad
+                gradients[key] = local_of(found) if found is not None else torch.zeros_like(local_of(parameter))
+            parameter.grad = None
     for one in model.updated:
         gradients |= reduce_updates(one, gradients)
-    by_key = {key: mean_of(gradients.pop(key), count) for key in parameters}
-    axes = plan.by_name["router.grouped"].in_use.axes if counted else ()
+    by_key = {key: mean_of(gradients.pop(key), count) for key in model.parameters()}
+    loss = _summed(carried.loss, ranks, plan.by_name["logits.targets"].in_use.axes)
     return Gradients(
-        loss=_summed(loss, ranks, plan.by_name["logits.targets"].in_use.axes) / count,
+        loss=_summed(loss, ranks, _stage_axes(plan)) / count,
         by_key=by_key,
         tokens=tokens,
         counts={
-            stack: MoeCounts(
-                *(_summed(torch.stack(counts).sum(dim=0), ranks, axes) for counts in zip(*microbatches, strict=True))
-            )
-            for stack, microbatches in counted.items()
+            number: {
+                stack: MoeCounts(*(_summed(one, ranks, plan.by_name["router.grouped"].in_use.axes) for one in counts))
+                for stack, counts in by_stack.items()
+            }
+            for number, by_stack in carried.counts.items()
         },
     )
+
+
+def _stage_axes(plan: Plan) -> tuple[str, ...]:
+    return () if plan.pipeline is None else plan.pipeline.axes
 
 
 def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
@@ -101,15 +96,30 @@ def train_step(plan: Plan, options: OptimizerOptions, seed: int = 0) -> Callable
     decayed = decayed_names(plan)
 
     def step(state: State, batch: Batch) -> StepMetrics:
-        state.model.moment = Site(seed=seed)
+        for stage in state.model.stages.values():
+            stage.moment = Site(seed=seed)
         gradients, norm = changed(state, batch, options, decayed)
-        lost = {
-            what: sum(int(getattr(counts, what).sum()) for counts in gradients.counts.values())
-            for what in ("dropped", "overflow")
-        }
-        return StepMetrics(loss=float(gradients.loss), grad_norm=float(norm), tokens=int(gradients.tokens), **lost)
+        dropped, overflow = _lost(state.model, gradients)
+        return StepMetrics(
+            loss=float(gradients.loss),
+            grad_norm=float(norm),
+            tokens=int(gradients.tokens),
+            dropped=dropped,
+            overflow=overflow,
+        )
 
     return step
+
+
+def _lost(model: Model, gradients: Gradients) -> tuple[int, int]:
+    """The assignments that the layers of all stages dropped, and those that overflowed a buffer."""
+    of_layers = [counts for by_stack in gradients.counts.values() for counts in by_stack.values()]
+    if not any(stack.experts for stack in model.plan.request.table.architecture.stacks):
+        return 0, 0
+    sums = [sum(int(getattr(counts, what).sum()) for counts in of_layers) for what in ("dropped", "overflow")]
+    found = _summed(torch.tensor(sums, device=model.ranks.device), model.ranks, _stage_axes(model.plan))
+    dropped, overflow = found.tolist()
+    return dropped, overflow
 
 
 def changed(
@@ -117,10 +127,18 @@ def changed(
 ) -> tuple[Gradients, torch.Tensor]:
     """Change the state in place; return the gradients and their norm. ``decayed``: weights by name. No value is read to the host."""
     model = state.model
-    model.moment = replace(model.moment, step=state.step)
+    for stage in model.stages.values():
+        stage.moment = replace(stage.moment, step=state.step)
     gradients = gradients_of(model, batch)
+    elsewhere = counted_elsewhere(model)
     sharded_by = {one.key: one.in_update.axes for one in model.weights}
-    norm = global_norm(gradients.by_key, sharded_by, model.plan.mesh, model.ranks)
+    norm = global_norm(
+        {key: gradient for key, gradient in gradients.by_key.items() if key not in elsewhere},
+        sharded_by,
+        model.plan.mesh,
+        model.ranks,
+        _stage_axes(model.plan),
+    )
     weights = {key: local_of(one).detach() for key, one in model.parameters().items()}
     parts = {key: part for one in model.updated for key, part in one.own_parts(weights).items()}
     apply_gradients(
@@ -137,22 +155,24 @@ def changed(
     )
     for one in model.updated:
         gather_updates(one, weights)
-    for name, bias_ZE in model.frozen.items():
-        stack = model.plan.by_name[name].stack
-        assert stack is not None, name
-        model.frozen[name] = updated_bias(bias_ZE, gradients.counts[stack].by_expert, BIAS_RATE)
+    copy_tied(model)
     state.step += 1
-    update_delayed(model, state.step)
+    for number, stage in model.stages.items():
+        for name, bias_ZE in stage.frozen.items():
+            stack = stage.plan.by_name[name].stack
+            assert stack is not None, name
+            stage.frozen[name] = updated_bias(bias_ZE, gradients.counts[number][stack].by_expert, BIAS_RATE)
+        update_delayed(stage, state.step)
     return gradients, norm
 
 
-def update_delayed(model: Model, step: int) -> None:
+def update_delayed(stage: Stage, step: int) -> None:
     """Reduce the amaxes of a step, and go on to the factors after it. ``step``: its number, from 1."""
-    recipe = model.plan.request.precision
+    recipe = stage.plan.request.precision
     if recipe is None or recipe.history is None:
         return
-    kept = [(one, model.delayed[one.name]) for one in model.plan.delayed]
-    reduce_amaxes(kept, model.ranks.peers)
+    kept = [(one, stage.delayed[one.name]) for one in stage.plan.delayed]
+    reduce_amaxes(kept, stage.ranks.peers)
     for scale, one in kept:
         one.follow(scale.operand.quantizer, recipe.history, step)
 
@@ -167,42 +187,11 @@ def gather_updates(one: Updated, weights: Mapping[str, torch.Tensor]) -> None:
     one.gather(weights)
 
 
-@contextmanager
-def _scattered(model: Model) -> Iterator[None]:
-    """A backward pass in which the gradients of a layer are scattered as soon as all are made, if the layout says so."""
-    groups = [one for one in model.updated if one.in_microbatches]
-    if not groups:
-        yield
-        return
-    parameters = model.at_rest()
-
-    def scatter(one: Updated, key: str, parameter: torch.Tensor) -> None:
-        assert parameter.grad is not None, key
-        gradient, parameter.grad = local_of(parameter.grad), None
-        one.scatter(key, gradient)
-
-    handles = [
-        parameters[key].register_post_accumulate_grad_hook(partial(scatter, one, key))
-        for one in groups
-        for key in one.keys
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _sum_replicas(model: Model, *, last: bool) -> None:
-    for module in model.sharded():
-        module.set_requires_all_reduce(last, recurse=False)
-
-
-def _sum_late(model: Model) -> None:
+def _sum_late(stage: Stage) -> None:
     """Sum the gradients that are still partial over replicas, in one collective per set of axes and dtype."""
-    parameters = model.parameters()
+    parameters = stage.parameters()
     waiting: dict[tuple[tuple[str, ...], torch.dtype], list[torch.Tensor]] = {}
-    for group in model.groups:
+    for group in stage.groups:
         for one in group.weights:
             parameter, axes = parameters[one.key], group.other_replicas(one)
             if axes:
@@ -213,7 +202,7 @@ def _sum_late(model: Model) -> None:
     # In the order of the weights, which is the same on all ranks.
     for (axes, _), gradients in waiting.items():
         flat = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(flat, group=model.ranks.peers(axes).group)
+        dist.all_reduce(flat, group=stage.ranks.peers(axes).group)
         summed = flat.split([gradient.numel() for gradient in gradients])
         for gradient, total in zip(gradients, summed, strict=True):
             gradient.copy_(total.view_as(gradient))

@@ -13,7 +13,7 @@ from shardwright.compiled.reading.program import CompiledProgram
 from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.report.compile.agreement_view import agreement_table
-from shardwright.report.compile.compiled_memory_view import compiled_memory_table, temporaries_table
+from shardwright.report.compile.compiled_memory_view import compiled_memory_table, ranks_table, temporaries_table
 from shardwright.report.plan.findings_view import counted, findings_list
 from shardwright.report.plan.head import head
 from shardwright.report.text.columns import section
@@ -41,6 +41,10 @@ def compile_view(
                 "collectives of one step, per device: predicted and compiled", agreement_table(agreement, colors, width)
             ),
         ]
+        if program.ranks:
+            parts.append(
+                section("peak memory of each rank: planned and in the dry run", ranks_table(program.ranks, width))
+            )
         if program.memory.largest:
             parts.append(section("largest temporaries of one device", temporaries_table(program, width)))
         title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
@@ -52,7 +56,8 @@ def compile_view(
 def _compiled(program: CompiledProgram) -> Text:
     if family(program.target.split(":")[0]) == TORCH:
         line = Text.assemble("dry run as ", (program.target, "bold"), f" in {pretty_seconds(program.compile_seconds)}")
-        line.append(": one rank, shapes without values")
+        line.append(": the stages of each rank, " if program.ranks else ": one rank, ")
+        line.append("shapes without values")
         for assumption in program.notes:
             line.append(f"; {assumption}")
         return line.append("\n")

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.compiled.agreement.agreement import Agreement
-from shardwright.compiled.reading.program import CompiledProgram, Temporary
+from shardwright.compiled.reading.program import CompiledProgram, RankMemory, Temporary
 from shardwright.core.plan.plan import Plan
+from shardwright.core.stages.notation import stages_text
 from shardwright.report.plan.memory_view import BAR, BAR_WIDTH
 from shardwright.report.text.columns import GAP, INDENT, Column, RowGroup, aligned
 from shardwright.report.text.units import pretty_bytes
 
 SHOWN = 10
 """The number of temporaries in the table."""
+
+MOST_RANKS = 32
+"""Ranks of a pipeline that are drawn: the first and the last ones of more."""
 
 
 def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agreement, width: int) -> RenderableType:
@@ -68,6 +74,35 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
     )
     text += "the peak" + (f", which is {peak / chip.usable_bytes:.1%} of what the chip has." if chip else ".")
     return Group(aligned(columns, rows, width), Text(""), Padding(Text(text, style="dim"), (0, 0, 0, INDENT)))
+
+
+def ranks_table(ranks: Sequence[RankMemory], width: int) -> RenderableType:
+    """The peak of each rank of a pipeline beside the plan's."""
+    columns = [
+        Column(header="rank", right=True),
+        Column(header="units"),
+        Column(header="planned", right=True),
+        Column(header="dry run", right=True),
+        Column(header="of the plan", right=True),
+    ]
+    shown = [
+        one
+        for one in ranks
+        if len(ranks) <= MOST_RANKS or not MOST_RANKS // 2 <= one.rank < len(ranks) - MOST_RANKS // 2
+    ]
+    rows = [
+        [
+            Text(str(one.rank)),
+            Text("  ".join(stages_text([letters]) for letters in one.units)),
+            Text(pretty_bytes(one.planned_bytes)),
+            Text(pretty_bytes(one.peak_bytes)),
+            Text(f"{one.peak_bytes / one.planned_bytes:.1%}"),
+        ]
+        for one in shown
+    ]
+    left_out = len(ranks) - len(shown)
+    lines = [Padding(Text(f"{left_out} ranks in the middle are left out", style="dim"), (0, 0, 0, INDENT))]
+    return Group(aligned(columns, [RowGroup(cells=rows)], width), *(lines if left_out else []))
 
 
 def temporaries_table(program: CompiledProgram, width: int) -> RenderableType:

@@ -1,0 +1,44 @@
+"""When a stage of PyTorch gathers its weights over the axes that only store them, and when it reduces their gradients.
+
+| schedule, recomputation | a layer's weights are gathered | gradients are reduce-scattered |
+|---|---|---|
+| none: no pipeline | for each pass | in each microbatch |
+| no split backward, ``full`` or ``dots`` | for each pass | in each microbatch |
+| no split backward, ``none`` | once a step | in each microbatch |
+| split backward | once a step | once a step |
+
+The weight half of a split backward pass runs on what its input half left: weights that were freed in between would have no gradient, or
+a wrong one, and no error would say so. With ``none`` nothing is computed again, and a pass of another microbatch would often find the
+weights gathered. In a pipeline the weights of the ends are gathered once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardwright.core.schedules.schedules import SCHEDULES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """``once``: a layer's weights are gathered once a step, and stay. ``ends_once``: those of the ends. ``split``: the backward pass
+    has two halves, so gradients are reduced once a step."""
+
+    once: bool = False
+    ends_once: bool = False
+    split: bool = False
+
+
+EACH_PASS = Gathering()
+"""Without a pipeline."""
+
+
+def gathering_of(schedule: str | None, remat: str) -> Gathering:
+    """
+    >>> gathering_of("1f1b", "full").once, gathering_of("1f1b", "none").once, gathering_of("zbv", "full").split
+    (False, True, True)
+    """
+    if schedule is None:
+        return EACH_PASS
+    split = SCHEDULES[schedule].splits
+    return Gathering(once=split or remat == "none", ends_once=True, split=split)

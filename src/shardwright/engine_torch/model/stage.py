@@ -1,0 +1,330 @@
+"""A stage as modules: this rank's shards of its weights, and what it computes of a microbatch.
+
+A model without a pipeline is one stage, which has all layers and both ends. B rows, L tokens, M embed, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, update_groups, weights_of
+from shardwright.core.plan.plan import Plan
+from shardwright.core.stages.gathering import EACH_PASS, Gathering
+from shardwright.engine_torch.attention.attention import mask_of
+from shardwright.engine_torch.attention.scores import AttentionMask
+from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
+from shardwright.engine_torch.io.layer_io import NO_SITE, InUse, Links, LowPrecision, Params, Site
+from shardwright.engine_torch.io.mesh import Ranks
+from shardwright.engine_torch.io.private import no_view, sharded_parameters
+from shardwright.engine_torch.layers.embedding import embed, logits
+from shardwright.engine_torch.layers.loss import summed_cross_entropy
+from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.layers.rotary import Angles
+from shardwright.engine_torch.lowering.coded import CodedGroup
+from shardwright.engine_torch.lowering.gathering import Gathered, build
+from shardwright.engine_torch.lowering.parameters import empty_parameter
+from shardwright.engine_torch.lowering.updates import Updated
+from shardwright.engine_torch.model.forward import layer
+from shardwright.engine_torch.precision.delayed import Kept
+from shardwright.models.parts.architecture import Architecture, Stack
+
+Batch = Mapping[str, torch.Tensor]
+
+PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
+"""Products of tokens and weights, which ``dots`` saves for the backward pass."""
+
+
+class Result(NamedTuple):
+    """What a stage computes of a microbatch: the residual stream for the next stage, or, of the last one, the loss summed over a rank's
+    valid tokens and the logits of its tokens; and by stack the experts' counts of each layer."""
+
+    x_BLM: torch.Tensor | None
+    loss: torch.Tensor | None
+    logits_BLV: torch.Tensor | None
+    counts: Mapping[str, list[MoeCounts]]
+
+    @property
+    def output(self) -> torch.Tensor:
+        """What the backward pass begins with."""
+        output = self.x_BLM if self.loss is None else self.loss
+        assert output is not None
+        return output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """What all layers need of a microbatch's rows besides the residual stream."""
+
+    rotation: Angles
+    mask: AttentionMask
+    valid_BL: torch.Tensor | None
+
+
+class Called(NamedTuple):
+    """A layer of a stack, and what it is called with."""
+
+    stack: str
+    module: Gathered
+    shared: Shared
+
+
+Part = Literal["embedding", "logits"] | Called
+"""A part of a stage: an end, or a layer."""
+
+
+class Segment(NamedTuple):
+    """A part of a stage whose backward pass can be made alone. ``run(x_BLM)``: what it computes; of the embedding ``x_BLM`` is None.
+    ``weights``: those in use, while they are gathered."""
+
+    run: Callable[[torch.Tensor | None], Result]
+    weights: Callable[[], list[nn.Parameter]]
+
+
+class Stage:
+    """The weights of a stage's plan on one rank, and the forward pass with them.
+
+    ``root``: the module of the ends that the stage has, which contains those of the layers. ``groups``: the FSDP parameter
+    groups; ``updated``: those whose update is sharded in another way. ``weights_on``: the device on which weights are allocated, if not the
+    rank's. ``gathering``: when weights are gathered.
+    ``frozen``: by name, what no gradient trains (routing biases, NE), replicated on every rank; ``delayed``: by name, what a run keeps
+    for delayed amaxes; the caller fills both. ``moment``: the site of the step and the microbatch, which the caller sets.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        links: Links,
+        ranks: Ranks,
+        weights_on: torch.device | None = None,
+        gathering: Gathering = EACH_PASS,
+    ) -> None:
+        self.plan, self.links, self.ranks, self.gathering = plan, links, ranks, gathering
+        self.weights = weights_of(plan)
+        self.groups: list[FsdpGroup] = []
+        self.updated: list[Updated] = []
+        self.frozen: dict[str, torch.Tensor] = {}
+        self.delayed: dict[str, Kept] = {}
+        self.moment = NO_SITE
+        table = plan.request.table
+        self._architecture: Architecture = table.architecture
+        parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
+        again = plan.request.remat != "none" and not gathering.once
+        self._coded: dict[tuple[str | None, int | None], list[CodedGroup]] = {}
+        self._layers: dict[str, list[Gathered]] = {}
+        for stack in self._architecture.stacks:
+            numbers = next((weight.layers for weight in table.weights if weight.stack == stack.name), range(0))
+            self._layers[stack.name] = [
+                self._built(
+                    self._of_layer(stack, number),
+                    parameters,
+                    partial(self._layer, stack, number, index),
+                    reshard_after_forward=again,
+                )
+                for index, number in enumerate(numbers)
+            ]
+        modules = [module for of_stack in self._layers.values() for module in of_stack]
+        ends = [one for one in self.weights if one.layer is None]
+        self.root = self._built(
+            ends, parameters, self._forward, reshard_after_forward=False, called=nn.ModuleList(modules)
+        )
+        self.root.to_empty(device=weights_on or ranks.device)
+
+    @property
+    def has_embedding(self) -> bool:
+        return "embedding.ids" in self.plan.by_name
+
+    @property
+    def has_logits(self) -> bool:
+        return "logits.scores" in self.plan.by_name
+
+    def __call__(self, batch: Batch, x_BLM: torch.Tensor | None = None) -> Result:
+        """``batch``: the rank's local shard of the input's fields, BL; ``x_BLM``: of the residual stream, without the embedding."""
+        return self.root(batch, x_BLM)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Every weight as this rank stores it, by its key. Do not cache the result: the first step replaces the tensors."""
+        return {key: one for module in self._modules() for key, one in module.own().items()}
+
+    def at_rest(self) -> dict[str, torch.Tensor]:
+        """The same between a forward and a backward pass: those that get the gradients."""
+        found: dict[str, torch.Tensor] = {}
+        for module in self._modules():
+            own = module.own()
+            sharded = sharded_parameters(module) if own and isinstance(module, FSDPModule) else own.values()
+            found |= zip(own, sharded, strict=True)
+        return found
+
+    def sharded(self) -> Iterator[FSDPModule]:
+        """The modules that ``fully_shard`` manages, the outermost first."""
+        return (module for module in self.root.modules() if isinstance(module, FSDPModule))
+
+    def ends(self) -> Iterator[FSDPModule]:
+        """Those of the ends' weights."""
+        inside: nn.Module | None = self.root
+        while isinstance(inside, Gathered):
+            if isinstance(inside, FSDPModule):
+                yield inside
+            inside = inside.inside
+
+    def segments(self, batch: Batch) -> list[Segment]:
+        """The stage in parts, whose results follow each other."""
+        parts: list[tuple[Part, Gathered]] = [
+            *([("embedding", self.root)] if self.has_embedding else []),
+            *((called, called.module) for called in self._called(batch)),
+            *([("logits", self.root)] if self.has_logits else []),
+        ]
+        # All are called through the root, which ``fully_shard`` needs.
+        return [
+            Segment(lambda x_BLM, part=part: self.root(batch, x_BLM, part), partial(_own_weights, module))
+            for part, module in parts
+        ]
+
+    def _modules(self) -> Iterator[Gathered]:
+        return (module for module in self.root.modules() if isinstance(module, Gathered))
+
+    def _built(
+        self,
+        weights: list[WeightOfLayer],
+        parameters: Mapping[str, nn.Parameter],
+        compute: Callable[..., Any],
+        *,
+        reshard_after_forward: bool,
+        called: nn.Module | None = None,
+    ) -> Gathered:
+        groups = groups_of(weights)
+        self.groups += groups
+        self.updated += [Updated(one, self.ranks) for one in update_groups(weights)]
+        of_codes = [CodedGroup(one, self.plan, self.links.low, self.ranks) for one in groups if one.of_codes]
+        if of_codes:
+            self._coded[weights[0].stack, weights[0].layer] = of_codes
+        return build(
+            groups, parameters, compute, self.ranks, reshard_after_forward=reshard_after_forward, called=called
+        )
+
+    def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
+        return [one for one in self.weights if one.stack == stack.name and one.layer == number]
+
+    def _with_codes(self, stack: str | None, layer: int | None, params: Params) -> InUse:
+        """The parameters of a layer, or of the ends, with those gathered of which codes are."""
+        found: dict[str, Any] = dict(params)
+        for group in self._coded.get((stack, layer), ()):
+            found |= group.gathered(params)
+        return found
+
+    def _forward(self, own: Params, batch: Batch, x_BLM: torch.Tensor | None, part: Part | None = None) -> Result:
+        """The stage, or a part of it."""
+        params = self._with_codes(None, None, own)
+        counts: dict[str, list[MoeCounts]] = {}
+        if self.has_embedding and part in (None, "embedding"):
+            x_BLM = embed(batch["tokens"], params, self.links)
+        assert x_BLM is not None
+        for name, module, shared in self._called(batch) if part is None else _layers_of(part):
+            x_BLM, of_layer = module(x_BLM, shared)
+            if of_layer is not None:
+                counts.setdefault(name, []).append(of_layer)
+        if not self.has_logits or part not in (None, "logits"):
+            # `fully_shard` warns of a view, which the embedding alone may be.
+            return Result(no_view(x_BLM) if x_BLM._is_view() else x_BLM, None, None, counts)
+        assert x_BLM is not None
+        return self._loss(params, batch, x_BLM)._replace(counts=counts)
+
+    def _called(self, batch: Batch) -> Iterator[Called]:
+        """Each layer, with what it needs of a microbatch besides the residual stream."""
+        if not any(self._layers.values()):
+            return
+        rotation, mask = mask_of(batch["positions"], batch["segments"], self._architecture, self.links)
+        with_experts = any(stack.experts and self._layers[stack.name] for stack in self._architecture.stacks)
+        valid_BL = valid_tokens(batch["segments"], self.links) if with_experts else None
+        shared = Shared(rotation=rotation, mask=mask, valid_BL=valid_BL)
+        for name, modules in self._layers.items():
+            yield from (Called(name, module, shared) for module in modules)
+
+    def _loss(self, params: InUse, batch: Batch, x_BLM: torch.Tensor) -> Result:
+        links = self.links
+        final_norm = links.use("residual.final_norm", params["residual.final_norm"])
+        site = self._site(params, links.low, None)
+        at_site = replace(
+            links, low={name: replace(links.low[name], site=site) for name in params if name in links.low}
+        )
+        logits_BLV = logits(rms_norm(x_BLM, final_norm, self._architecture.norm_eps), params, at_site)
+        targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
+        valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
+        loss = summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab["logits"])
+        return Result(None, loss, logits_BLV, {})
+
+    def _layer(
+        self, stack: Stack, number: int, index: int, params: Params, x_BLM: torch.Tensor, shared: Shared
+    ) -> tuple[torch.Tensor, MoeCounts | None]:
+        """``number``: of the layer in its stack; ``index``: among the stage's layers of that stack."""
+        name_of = {one.key: one.weight for one in self._of_layer(stack, number)}
+        own = {key: params[key] for key in name_of}
+        names = self.plan.request.table.names_in(stack.name)
+        frozen = {name: of_all[index] for name, of_all in self.frozen.items() if name in names}
+        low = {name: one for name, one in self.links.low.items() if index < one.num_layers}
+        links = replace(self.links, low=low)
+
+        site = self._site(names, low, index)
+
+        def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
+            held = self._with_codes(stack.name, number, own)
+            weights = {name_of[key]: one for key, one in held.items()}
+            return layer(
+                x_BLM,
+                shared.valid_BL,
+                {**weights, **frozen},
+                names,
+                stack,
+                self._architecture,
+                shared.rotation,
+                shared.mask,
+                links,
+                site,
+            )
+
+        match "none" if self.gathering.split else self.plan.request.remat:
+            case "none":
+                return run(x_BLM)
+            case "dots":
+                kept = partial(create_selective_checkpoint_contexts, _saves_products)
+                return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False, context_fn=kept)
+            case _:
+                return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
+
+    def _site(self, weights: Iterable[str], low: Mapping[str, LowPrecision], index: int | None) -> Site:
+        """The site of the products with some weights: in a layer by its number among the stage's of its stack, or outside of layers."""
+        names = {name for weight in weights if weight in low for name in low[weight].delayed.values()}
+        kept = {name: self.delayed[name] for name in sorted(names)}
+        first = 0 if index is None else self.plan.request.table.weight(next(iter(weights))).first_layer
+        return replace(
+            self.moment,
+            layer=-1 if index is None else first + index,
+            factors={name: one.factor if index is None else one.factor[index] for name, one in kept.items()},
+            amaxes={name: one.amax if index is None else one.amax[index] for name, one in kept.items()},
+        )
+
+
+def _layers_of(part: Part) -> tuple[Called, ...]:
+    return (part,) if isinstance(part, Called) else ()
+
+
+def _own_weights(module: Gathered) -> list[nn.Parameter]:
+    """The weights of a layer, or of the ends, without those of the layers inside."""
+    found: list[nn.Parameter] = []
+    inside: nn.Module | None = module
+    while isinstance(inside, Gathered):
+        found += inside.parameters(recurse=False)
+        inside = inside.inside
+    return found
+
+
+def _saves_products(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
+    del arguments, options
+    return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,187 @@
+"""The actions of a rank in a step, one after the other: its part of the timetable that the core has proven."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from shardwright.core.schedules.actions import Action
+from shardwright.engine_torch.experts.moe import MoeCounts
+from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.io.private import end_backward
+from shardwright.engine_torch.io.scopes import moving
+from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.model.stage import Batch, Stage
+from shardwright.engine_torch.stages.passes import Pass, forward
+from shardwright.engine_torch.stages.transfers import Arriving, Transfers
+
+Place = tuple[int, int]
+"""A stage and a microbatch."""
+
+
+class Carried(NamedTuple):
+    """``loss``: summed over the rank's valid tokens, 0 without the last stage. ``counts``: by stage and stack those of its experts, each
+    layer's, summed over the microbatches."""
+
+    loss: torch.Tensor
+    counts: Mapping[int, Mapping[str, MoeCounts]]
+
+
+def carry_out(model: Model, batch: Batch) -> Carried:
+    """The passes of a step. Gradients are in the parameters, summed over what ``fully_shard`` sums them.
+
+    Microbatch i has every ``num``-th of the rank's rows, from row i. ``batch``: a rank's local shard, BL.
+    """
+    step = _Step(model, batch)
+    for stage in model.stages.values():
+        begin(stage)
+    for action in model.actions:
+        step.do(action)
+    return step.end()
+
+
+def begin(stage: Stage) -> None:
+    """Say which weights stay gathered in the step, and whether gradients wait for its end."""
+    gathering = stage.gathering
+    ends = set(stage.ends())
+    for module in stage.sharded():
+        once = gathering.ends_once if module in ends else gathering.once
+        module.set_reshard_after_backward(not once, recurse=False)
+        module.set_requires_gradient_sync(not gathering.split, recurse=False)
+
+
+def sum_replicas(stage: Stage, *, last: bool) -> None:
+    """Whether the next backward pass sums gradients over replicas: the last one of the stage in a step does."""
+    for module in stage.sharded():
+        module.set_requires_all_reduce(last, recurse=False)
+
+
+class _Step:
+    """``inputs``, ``cotangents``: what has come for a stage and a microbatch; ``passes``: those that are live; ``sent``: what a send
+    takes."""
+
+    def __init__(self, model: Model, batch: Batch) -> None:
+        self._model, self._batch = model, batch
+        self._loss = torch.zeros((), device=model.ranks.device)
+        self._counts: dict[int, dict[str, list[MoeCounts]]] = {}
+        self._done: Counter[int] = Counter()
+        self._passes: dict[Place, Pass] = {}
+        self._inputs: dict[Place, Arriving] = {}
+        self._cotangents: dict[Place, Arriving] = {}
+        self._sent: dict[Action, torch.Tensor] = {}
+        pipeline = model.plan.pipeline
+        self._transfers = Transfers(model.ranks.peers(pipeline.axes if pipeline else ()))
+
+    def do(self, action: Action) -> None:
+        number, kind, microbatch = action
+        if kind == "reduce":
+            self._reduce(self._model.stages[number])
+            return
+        assert microbatch is not None
+        place = (number, microbatch)
+        match kind:
+            case "forward":
+                self._forward(place)
+            case "backward" | "input_gradient":
+                self._backward(place, whole=kind == "backward")
+            case "weight_gradient":
+                self._passes.pop(place).weight_gradient()
+            case "send":
+                self._send(action, number + 1)
+            case "send_gradient":
+                self._send_back(action, number - 1)
+            case "receive":
+                self._inputs[place] = self._arriving(number, number - 1)
+            case "receive_gradient":
+                self._cotangents[place] = self._arriving(number, number + 1)
+
+    def end(self) -> Carried:
+        self._transfers.finish()
+        left = (self._passes, self._inputs, self._cotangents, self._sent)
+        assert not any(left), [list(one) for one in left]
+        counts = {
+            number: {
+                stack: MoeCounts(*(torch.stack(each).sum(dim=0) for each in zip(*microbatches, strict=True)))
+                for stack, microbatches in by_stack.items()
+            }
+            for number, by_stack in self._counts.items()
+        }
+        return Carried(self._loss, counts)
+
+    def _forward(self, place: Place) -> None:
+        number, microbatch = place
+        stage, num = self._model.stages[number], self._model.table.microbatches
+        stage.moment = replace(stage.moment, microbatch=microbatch)
+        rows = {name: array[microbatch::num] for name, array in self._batch.items()}
+        arriving = self._inputs.pop(place, None)
+        made = forward(stage, rows, None if arriving is None else arriving.wait())
+        self._passes[place] = made
+        if made.is_loss:
+            self._loss += made.output.detach()
+        else:
+            self._pass_on(number + 1, microbatch, made.output, self._inputs, Action(number, "send", microbatch))
+        for stack, layers in made.counts.items():
+            fields = zip(*layers, strict=True)
+            of_stage = self._counts.setdefault(number, {})
+            of_stage.setdefault(stack, []).append(MoeCounts(*(torch.stack(list(each)) for each in fields)))
+
+    def _backward(self, place: Place, *, whole: bool) -> None:
+        number, microbatch = place
+        stage = self._model.stages[number]
+        arriving = self._cotangents.pop(place, None)
+        cotangent = None if arriving is None else arriving.wait()
+        if whole:
+            self._done[number] += 1
+            last = self._done[number] == self._model.table.microbatches
+            sum_replicas(stage, last=last)
+            if last:
+                _let_go(stage)
+            found = self._passes.pop(place).backward(cotangent)
+        else:
+            found = self._passes[place].input_gradient(cotangent)
+        if found is not None:
+            self._pass_on(number - 1, microbatch, found, self._cotangents, Action(number, "send_gradient", microbatch))
+
+    def _pass_on(
+        self, to: int, microbatch: int, tensor: torch.Tensor, here: dict[Place, Arriving], send: Action
+    ) -> None:
+        """To another stage of this rank at once; what another rank gets waits for its send."""
+        if to in self._model.stages:
+            here[to, microbatch] = Arriving(tensor.detach(), None)
+        else:
+            self._sent[send] = tensor
+
+    def _send(self, action: Action, to: int) -> None:
+        with moving("residual", "residual.stream"):
+            self._transfers.send(self._sent.pop(action), self._model.table.rank_of(to))
+
+    def _send_back(self, action: Action, to: int) -> None:
+        """A name of its own, by which a dry run knows the pass."""
+        self._send(action, to)
+
+    def _arriving(self, number: int, source: int) -> Arriving:
+        stage = self._model.stages[number]
+        row = stage.plan.by_name["residual.stream"]
+        mesh = stage.plan.mesh
+        shape = [size // mesh.size(dim.axes) for size, dim in zip(row.shape, row.in_use.dims, strict=True)]
+        like = torch.empty(shape, dtype=torch_dtype(row.dtype), device="meta")
+        return self._transfers.receive(like, self._model.ranks.device, self._model.table.rank_of(source))
+
+    def _reduce(self, stage: Stage) -> None:
+        """The reduction of what waited for the end. Without a split backward the last pass has done it."""
+        if stage.gathering.split:
+            _let_go(stage)
+            sum_replicas(stage, last=True)
+            for module in stage.sharded():
+                module.set_requires_gradient_sync(True, recurse=False)
+            end_backward(stage.sharded())
+
+
+def _let_go(stage: Stage) -> None:
+    """Free gathered weights after the next backward pass."""
+    for module in stage.sharded():
+        module.set_reshard_after_backward(True, recurse=False)
