@@ -20,6 +20,7 @@ COMMANDS = (
     "checkpoint_exchange",
     "checkpoint_store",
     "conversion",
+    "calibration",
     "gpu",
 )
 SHARING = {"step", "moe", "scale"}

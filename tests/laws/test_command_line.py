@@ -74,6 +74,7 @@ OPTIONS = {
     "lock": {"--layout", "--out", "--compiled", *PLAN},
     "check": {"--update", "--annotations", "--json"},
     "train": {"--layout", *PLAN, *RUN},
+    "calibrate": {"--layout", "--out", "--repeats", *PLAN},
     "import maxtext": {
         "--base",
         "--preset",
@@ -93,8 +94,8 @@ OPTIONS = {
     "import torchtitan": {"--config", "--devices", "--model", "--set", "--batch", "--length", "--out", "--json"},
     "import huggingface": {"--model", "--set", "--devices", "--out", "--json"},
     "export": {"--model", "--set", "--mesh", "--devices", "--move", "--out", "--json"},
-    "ckpt show": {"--for", "--mesh", "--devices", "--engine", "--model", "--set", "--json"},
-    "ckpt reshard": {"--layout", "--out", "--mesh", "--devices", "--engine", "--model", "--set", "--json"},
+    "ckpt show": {"--for", "--mesh", "--devices", "--engine", "--stages", "--model", "--set", "--json"},
+    "ckpt reshard": {"--layout", "--out", "--mesh", "--devices", "--engine", "--stages", "--model", "--set", "--json"},
     "ckpt verify": {"--json"},
     "ckpt import huggingface": {
         "--out",
@@ -131,6 +132,7 @@ ARGUMENTS = {
     "lock": "MODEL",
     "check": "",
     "train": "MODEL",
+    "calibrate": "MODEL",
     **dict.fromkeys(("import maxtext", "import torchtitan", "import huggingface"), "FILE"),
     "export": "maxtext NAME|FILE",
     "ckpt show": "DIR|URL",
@@ -144,7 +146,7 @@ ARGUMENTS = {
     "ckpt export orbax": "DIR|URL --to FOLDER",
 }
 VERBS = {
-    "": {"plan", "compile", "diff", "lock", "check", "train", "ckpt", "import", "export"},
+    "": {"plan", "compile", "diff", "lock", "check", "train", "calibrate", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
     "ckpt": {"show", "verify", "reshard", "import", "export"},
     "ckpt import": {"huggingface", "dcp", "orbax"},

@@ -1,4 +1,4 @@
-"""The command line: `shardwright plan | compile | diff | lock | check | train | ckpt | import | export`.
+"""The command line: `shardwright plan | compile | diff | lock | check | train | calibrate | ckpt | import | export`.
 
 main.py     the entry point: verbs, exit codes, errors
 plan.py     `plan`

@@ -16,7 +16,16 @@ import tyro
 
 from shardwright.cli.interop.import_options import EveryVerb, ExportVerb, ImportVerb
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.verbs import CheckVerb, CkptVerb, CompileVerb, DiffVerb, LockVerb, PlanVerb, TrainVerb
+from shardwright.cli.typed.verbs import (
+    CalibrateVerb,
+    CheckVerb,
+    CkptVerb,
+    CompileVerb,
+    DiffVerb,
+    LockVerb,
+    PlanVerb,
+    TrainVerb,
+)
 from shardwright.core.findings.errors import (
     INTERRUPTED,
     NOBODY_READS,
@@ -177,6 +186,10 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
             from shardwright.cli.running.train import run_train
 
             return run_train(verb, arguments)
+        case CalibrateVerb():
+            from shardwright.cli.running.calibrate import run_calibrate
+
+            return run_calibrate(verb, arguments)
         case ImportVerb():
             from shardwright.cli.interop.import_ import run_import
 

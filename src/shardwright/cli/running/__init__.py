@@ -1,6 +1,7 @@
-"""The commands that load an engine: `train` and `compile`.
+"""The commands that load an engine: `train`, `compile` and `calibrate`.
 
 train.py          `train`
+calibrate.py      `calibrate`
 ranks.py          the ranks that one command starts
 compile.py        `compile`
 checkpoint_layouts.py  what a load onto a layout reads, and the same checkpoint in its boxes

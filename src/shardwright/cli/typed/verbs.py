@@ -17,11 +17,13 @@ from shardwright.cli.typed.options import (
     Flag,
     Layout,
     Local,
+    LocalOut,
     MaybeWhere,
     PlanOptions,
     Text,
     TrainOptions,
     Where,
+    Whole,
 )
 
 
@@ -108,6 +110,21 @@ class TrainVerb:
     run: OmitArgPrefixes[TrainOptions]
     layout: Layout = None
     """A preset, or the path of a layout file."""
+    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateVerb:
+    """Measure products, attention, copies and collectives at a plan's sizes, and steps of a few layers, on the devices that are there."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as llama3-8b."""
+    out: Annotated[LocalOut, arg(metavar="FILE")]
+    """The file that --chips takes after a plus sign."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    repeats: Annotated[Whole, arg(metavar="N")] = 9
+    """How often each is measured."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
 
 
@@ -270,5 +287,6 @@ Verb = (
     | Annotated[LockVerb, subcommand("lock")]
     | Annotated[CheckVerb, subcommand("check")]
     | Annotated[TrainVerb, subcommand("train")]
+    | Annotated[CalibrateVerb, subcommand("calibrate")]
     | Annotated[CkptVerb, subcommand("ckpt")]
 )

@@ -83,6 +83,11 @@ class ChipNumbers:
         return self.read("kernels_share", reading) if "kernels_share" in self.numbers else 1.0
 
     @property
+    def step_latency_s(self) -> float:
+        """What a step takes besides its kernels and collectives, where that was measured (``calibration.py``)."""
+        return self.read("step_latency_s") if "step_latency_s" in self.numbers else 0.0
+
+    @property
     def chip(self) -> Chip:
         """What the core needs: the memory that a program may use, and which products the chip has."""
         name = "usable_bytes" if "usable_bytes" in self.numbers else "usable_gib"

@@ -28,6 +28,8 @@ LARGEST_FILE = 1 << 20
 KEYS = {"kind", "name", "network", "program", "numbers", "measured"}
 PROGRAMS = ("eager", "compiled")
 
+OF_RUNS = {"step_latency_s"}
+"""Numbers that only a file has."""
 OF_EVERY_CHIP = ("usable_bytes", "devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s")
 NEEDED: Mapping[str, tuple[str, ...]] = {
     "torus": (
@@ -106,9 +108,11 @@ def _numbers(found: Mapping[str, Any], file: str) -> dict[str, Number]:
     table = found.get("numbers", {})
     if not isinstance(table, Mapping):
         raise InputError(f"--chips: 'numbers' in {file} must be a table, as [numbers].")
-    known = {name for chip in chips().values() for name in chip.numbers} | {
-        name for names in NEEDED.values() for name in names
-    }
+    known = (
+        OF_RUNS
+        | {name for chip in chips().values() for name in chip.numbers}
+        | {name for names in NEEDED.values() for name in names}
+    )
     return {name: _number(name, value, file, known) for name, value in table.items()}
 
 

@@ -126,7 +126,7 @@ def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumber
         for r in range(pipeline.choice.ranks)
     ]
     shared = 0.0 if pipeline.shared is None else microbatches * pipeline.shared.busy
-    update = moving_seconds(chip, update_bytes(plan), reading)
+    update = moving_seconds(chip, update_bytes(plan), reading) + chip.step_latency_s
     compute += microbatches * sum(_quantizing(planned[number], chip, reading) for number in own)
     sent = pipeline.sends(rank) * (pipeline.send_seconds or 0.0)
     return StepCost(

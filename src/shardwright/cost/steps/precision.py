@@ -45,7 +45,7 @@ def computing_seconds(plan: Plan, chip: ChipNumbers, reading: Reading) -> Mappin
             seconds = _attention(plan, one, chip, reading)
         else:
             if one.phase == "forward":
-                shapes[one.weight] = _shape(plan, one.weight, one.flops)
+                shapes[one.weight] = forward_shape(plan, one.weight, one.flops)
             flops, shape = one.flops * _slots(plan, one.weight), shapes[one.weight].of(one.product)
             kernel = kernels.get(one.weight, {}).get(one.product)
             share = 0.0 if kernel is None else quantized[one.weight].num / plan.by_name[one.weight].num
@@ -98,8 +98,8 @@ def _slots(plan: Plan, weight: str) -> float:
     return max(1.0, table.capacity_factor or 1.0) if "experts" in table.weight(weight).logical_axes else 1.0
 
 
-def _shape(plan: Plan, weight: str, flops: float) -> Shape:
-    """The forward product of one layer and one microbatch: of one expert, for experts."""
+def forward_shape(plan: Plan, weight: str, flops: float) -> Shape:
+    """The forward product of one layer and one microbatch, of one expert for experts. ``flops``: of all of them in a step."""
     tensor, table = plan.by_name[weight], plan.request.table
     dims = tensor.in_use.dims[len(tensor.in_use.dims) - len(tensor.shape) :]
     local = {

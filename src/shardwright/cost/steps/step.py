@@ -96,6 +96,7 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
     phases = phase_times(plan, known, computing)
     moved = update_bytes(plan) + quantization_bytes(plan, chip)
     compute = sum(one.compute for one in phases.values()) + moving_seconds(chip, moved, reading)
+    compute += chip.step_latency_s
     exposed = sum(one.exposed for one in phases.values())
     idle = _bubble_ratio(plan) * (compute + exposed)
     return StepCost(

@@ -8,4 +8,5 @@ state.py       weights, what the optimizer keeps, and buffers, sharded as the pl
 snapshot.py    the state in boxes, for checkpoints
 feed.py        the rows of a step, put on devices
 processes.py   how several processes connect
+measure.py     seconds of products, attention, copies and collectives on the devices that are there, for `calibrate`
 """
