@@ -13,7 +13,7 @@ For each axis larger than 1 and each component, the dims that it shards give the
 | any | layers | stage |
 | none | replicated | idle |
 
-The components ``input`` and ``residual`` have no weights that show a role; there an axis that shards rows has the role that it has
+Rows of ``input`` are never sharded over stages. The components ``input`` and ``residual`` have no weights that show a role; there an axis that shards rows has the role that it has
 in other components.
 
 Where weights are then not stored as the rules store them, layout rules and storage dims are added as long as one reduces the
@@ -85,6 +85,9 @@ def _entry(imported: Imported, axis: str) -> RoleEntry:
     roles = {component: _role(imported, axis, component) for component in COMPONENTS}
     if "fsdp" in roles.values():
         roles.update((component, "fsdp") for component in ("input", "residual") if roles[component] == "data")
+    if "stage" in roles.values():
+        # MaxText reads the rows of a stage axis as those of any other; here each stage reads what it needs.
+        roles["input"] = "idle"
     parallel = "tensor" in roles.values() and "length" in _dims_sharded_by(imported.activations, axis, "residual")
     if parallel:
         roles["residual"] = "tensor"
