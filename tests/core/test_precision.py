@@ -90,7 +90,8 @@ def test_activations_of_their_own_dtype_are_the_tables() -> None:
 
 
 def test_every_word_has_a_dtype() -> None:
-    known = {"computation": "bfloat16", "in_use": "bfloat16", "at_rest": "float32", "moments": "float32"}
+    known = {"computation": "bfloat16", "in_use": "bfloat16", "at_rest": "float32"}
+    known |= {"gradients": "float32", "moments": "float32"}
     for row in PRECISION.values():
         for word in (row.computed, row.kept, row.sent, row.summed):
             assert word is None or dtype_of(word, **known) in DTYPE_BYTES

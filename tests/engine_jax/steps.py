@@ -271,9 +271,9 @@ def run_plan(
 
 def _initial_boxes(plan: Plan, seed: int, tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
     """What ``initial_state`` reads, made once for all layouts of a model: `test_initial_state.py` shows that boxes have its bits."""
-    if tensor.name != tensor.weight:
+    if not tensor.is_of_the_weight:
         return [np.full(box.shape, tensor.first, tensor.dtype) for box in boxes]
-    whole = _initial_values(plan.request.table.weight(tensor.name), seed, tensor.saved)
+    whole = _initial_values(plan.request.table.weight(tensor.weight), seed, tensor.saved)
     return [whole[box.slices] for box in boxes]
 
 

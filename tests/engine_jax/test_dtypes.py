@@ -62,7 +62,7 @@ def expected(plan: Plan, name: str, tensor: str) -> str:
     of = PRECISION["weight"].sent if name == "all_gather" else PRECISION["gradient"].summed
     assert of is not None
     in_use = plan.request.table.weight(tensor).in_use_dtype or "bfloat16"
-    return dtype_of(of, in_use=in_use, at_rest=row.dtype)
+    return dtype_of(of, in_use=in_use, at_rest=row.dtype, gradients=plan.request.summed_in)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ PLAN = {
     "--set",
     "--weights-dtype",
     "--moments-dtype",
+    "--master-dtype",
+    "--gradients-dtype",
     "--dtype",
     "--remat",
     "--microbatches",

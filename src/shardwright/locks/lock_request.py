@@ -54,6 +54,8 @@ REQUEST: Fields = {
     "optimizer": maybe(TEXT),
     "optimizer_set": maybe(object_of(TEXT)),
     "average": or_null(NUMBER),
+    "master_dtype": maybe(TEXT),
+    "gradients_dtype": maybe(TEXT),
     "precision": maybe(TEXT),
     "schedule": maybe(TEXT),
     "stages": maybe(TEXT),
@@ -91,6 +93,8 @@ class LockRequest:
     optimizer: str = ADAMW.name
     optimizer_settings: Mapping[str, str] = field(default_factory=dict)
     average: float | None = None
+    master_dtype: str | None = None
+    gradients_dtype: str | None = None
     precision: str | None = None
     schedule: str | None = None
     stages: str | None = None
@@ -124,7 +128,7 @@ class LockRequest:
             **({} if self.average is None else {"average": self.average}),
             **{
                 name: value
-                for name in ("precision", "schedule", "stages")
+                for name in ("master_dtype", "gradients_dtype", "precision", "schedule", "stages")
                 if (value := getattr(self, name)) is not None
             },
             "by_default": list(self.by_default),
@@ -138,7 +142,8 @@ class LockRequest:
         for name in found:
             if name not in REQUEST:
                 raise NotSavedError(f"{where} has '{name}', which is no option")
-        for name, words in WORDS.items():
+        given = {name: FLOATS for name in ("master_dtype", "gradients_dtype") if name in found}
+        for name, words in {**WORDS, **given}.items():
             if found[name] not in words:
                 raise NotSavedError(f"'{name}' of {where} is '{found[name]}', and must be one of {', '.join(words)}")
         by_default = found["by_default"]
@@ -159,6 +164,8 @@ class LockRequest:
             optimizer=found.get("optimizer", ADAMW.name),
             optimizer_settings=found.get("optimizer_set", {}),
             average=found.get("average"),
+            master_dtype=found.get("master_dtype"),
+            gradients_dtype=found.get("gradients_dtype"),
             precision=found.get("precision"),
             schedule=found.get("schedule"),
             stages=found.get("stages"),

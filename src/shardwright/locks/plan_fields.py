@@ -36,7 +36,7 @@ DECIDED = ("axes", "ranks", "virtual", "schedule", "placement", "stages_text")
 SPECS = ("at_rest", "in_use", "in_update")
 """The fields of a tensor that are specs."""
 
-NONE_IF_ABSENT = ("precision", "pipeline")
+NONE_IF_ABSENT = ("master_dtype", "gradients_dtype", "precision", "pipeline")
 """Fields that a plan without them does not have: one that only one side has differs."""
 
 
@@ -168,6 +168,11 @@ def _pipeline(pipeline: Row | None, mesh: Mapping[str, int]) -> Row | str:
     return "none" if pipeline is None else {name: pipeline[name] for name in DECIDED if name in pipeline}
 
 
+def _or_none(dtype: str | None, mesh: Mapping[str, int]) -> str:
+    del mesh
+    return dtype or "none"
+
+
 def _as_it_is(value: Any, mesh: Mapping[str, int]) -> Any:
     del mesh
     return value
@@ -180,6 +185,8 @@ NORMAL: Mapping[str, Callable[[Any, Mapping[str, int]], Any]] = {
     "choices": _chosen,
     "groups": _groups,
     "roles": _roles,
+    "master_dtype": _or_none,
+    "gradients_dtype": _or_none,
     "precision": _precision,
     "pipeline": _pipeline,
 }

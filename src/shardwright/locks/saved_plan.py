@@ -87,6 +87,8 @@ PLAN: Fields = {
     "load_balanced": maybe(FLAG),
     "dtype": maybe(TEXT),
     "optimizer": maybe(TEXT),
+    "master_dtype": maybe(TEXT),
+    "gradients_dtype": maybe(TEXT),
     "average": maybe(NUMBER),
     "precision": maybe(OBJECT),
     "pipeline": maybe(OBJECT),

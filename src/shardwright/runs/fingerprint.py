@@ -30,6 +30,9 @@ def run_fingerprint(options: RunOptions, plan: Plan, source: Source) -> dict[str
         "dtype": request.dtype,
         "weights_dtype": request.weights_dtype,
         "moments_dtype": request.moments_dtype,
+        **{
+            name: value for name in ("master_dtype", "gradients_dtype") if (value := getattr(request, name)) is not None
+        },
         "optimizer": request.optimizer.text,
         "average": request.average,
         "tokenizer": source.corpus.tokenizer,

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
+from shardwright.core.model.optimizer import AVERAGE, FIRST, MASTER, SECOND
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import UPDATE
 from shardwright.core.quantization.delayed import DELAYED
@@ -21,7 +21,7 @@ FINAL_LR_SHARE = 0.1
 BIAS_RATE = 1e-3
 """The change of a routing bias in a step (DeepSeek-V3, arXiv:2412.19437, section 4.2)."""
 
-STATE = (FIRST, SECOND, OPTIMIZER, AVERAGE.prefix, DELAYED)
+STATE = (MASTER.prefix, FIRST, SECOND, OPTIMIZER, AVERAGE.prefix, DELAYED)
 """How the names of a checkpoint begin that are no weights, and that a run keeps for its weights and their products."""
 
 

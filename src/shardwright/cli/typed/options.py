@@ -168,7 +168,11 @@ class PlanOptions:
     ] = ()
     """Dimensions of the model, as num_layers=2."""
     weights_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
-    """Dtype in which weights and their gradients are stored."""
+    """Dtype in which weights are stored."""
+    master_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: none are kept)")] = None
+    """Keep each weight in this wider dtype too, with the moments: a step updates that, and the weight is its rounding."""
+    gradients_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: that of the weights)")] = None
+    """Dtype in which gradients are summed and stored."""
     moments_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
     """Dtype in which the optimizer's moments, or what else it keeps for a weight, are stored."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: the model's own)")] = None

@@ -75,6 +75,8 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         dtype=_taken("--dtype", options.dtype, table.dtype, chosen),
         weights_dtype=_taken("--weights-dtype", options.weights_dtype, "float32", chosen),
         moments_dtype=_taken("--moments-dtype", options.moments_dtype, "float32", chosen),
+        master_dtype=options.master_dtype,
+        gradients_dtype=options.gradients_dtype,
         remat=_taken("--remat", options.remat, "full", chosen),
         microbatches=_natural("--microbatches", options.microbatches, 1, table, chosen),
         load_balanced=options.load_balance,
@@ -138,7 +140,8 @@ def _optimizer(options: PlanOptions, table: ModelTable) -> Optimizer:
         raise InputError(
             f"--optimizer {options.optimizer} is of {library}, and --engine is {engine}. Give --engine {ENGINES[library]}. {OURS}"
         )
-    for option, dtype in (("--weights-dtype", options.weights_dtype), ("--moments-dtype", options.moments_dtype)):
+    dtypes = {"weights": options.weights_dtype, "moments": options.moments_dtype, "gradients": options.gradients_dtype}
+    for option, dtype in ((f"--{name}-dtype", dtype) for name, dtype in dtypes.items()):
         if dtype not in (None, "float32"):
             raise InputError(
                 f"--optimizer {options.optimizer} computes in the dtype of what it is given, and {option} is {dtype}. "

@@ -51,6 +51,9 @@ def planned_dtype(plan: Plan, one: PlannedCollective) -> str:
     if tensor.kind == "activation" or tensor.dtype not in FLOATS:
         return tensor.dtype
     weight, computation = plan.request.table.weight(tensor.name), plan.request.dtype
+    if one.phase == "update" and one.kind == "all-gather":
+        # Of the weights at rest: each device has updated a part.
+        return tensor.dtype
     if one.phase in ("backward", "update"):
-        return summed_dtype(weight, tensor.dtype, computation)
+        return summed_dtype(weight, plan.request.summed_in, computation)
     return sent_dtype(weight, tensor.dtype, computation)

@@ -24,7 +24,8 @@ def option(flag: str, value: Any) -> Candidate:
 
 def without(flag: str) -> Candidate:
     """An option left out."""
-    return Candidate(text=f"leave --{flag} out", edit=lambda request: replace(request, **{flag: None}))
+    field = flag.replace("-", "_")
+    return Candidate(text=f"leave --{flag} out", edit=lambda request: replace(request, **{field: None}))
 
 
 def other_recipe(name: str) -> Candidate:

@@ -48,6 +48,7 @@ def not_run(plan: Plan) -> Iterator[Draft]:
     """For a user's own program JAX only places the weights; PyTorch gathers them and reduces their gradients."""
     yield from _recipe(plan)
     yield from _updates(plan)
+    yield from _dtypes(plan)
     if plan.request.engine == "jax":
         if plan.request.table.program == "ours":
             yield from _stages_on_jax(plan)
@@ -140,6 +141,45 @@ def _updates(plan: Plan) -> Iterator[Draft]:
                 needed="no such option; a plan with it can be read, compared and locked",
             )
             yield Draft(finding=finding, candidates=(entry(plan, axis, optimizer=None, gradients=None),))
+
+
+def _dtypes(plan: Plan) -> Iterator[Draft]:
+    """Dtypes of gradients and of master weights, where the engine does not have them."""
+    request, mesh = plan.request, plan.mesh
+    stages = any("stage" in request.layout.entries[a].roles.values() for a in mesh.larger_than_one(mesh.names))
+    given = [name for name in ("gradients_dtype", "master_dtype") if getattr(request, name) is not None]
+    where = (
+        "for your own program" if request.table.program != "ours" else "beside pipeline stages yet" if stages else ""
+    )
+    for name in given if where else ():
+        flag = name.replace("_", "-")
+        finding = Finding(
+            code=NOT_RUN,
+            severity="error",
+            where=f"--{flag}",
+            found=f"{getattr(request, name)}, which {ENGINES[request.engine]} does not do {where}",
+            needed="no such option",
+        )
+        yield Draft(finding=finding, candidates=(without(flag),))
+    if request.engine == "torch" and request.summed_in != request.weights_dtype and not where:
+        gathered = [
+            one for row in trained(request, plan.weights) if (one := weight_of_layer(request, mesh, row, None)).gathered
+        ]
+        if gathered:
+            finding = Finding(
+                code=NOT_RUN,
+                severity="error",
+                where="--gradients-dtype",
+                found=f"gradients in {request.summed_in} of {others([one.weight for one in gathered], 'weight')} in "
+                f"{request.weights_dtype}; fully_shard keeps the gradients of what it gathers in the dtype at rest",
+                needed="weights in the dtype of their gradients, which are gathered in the dtype of the computation all the same; or an "
+                "axis that replicates them",
+            )
+            wide = Candidate(
+                text=f"--weights-dtype {request.summed_in} without --master-dtype",
+                edit=lambda request: replace(request, weights_dtype=request.summed_in, master_dtype=None),
+            )
+            yield Draft(finding=finding, candidates=(wide, without("gradients-dtype"), ON_JAX))
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:

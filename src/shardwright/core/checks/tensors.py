@@ -45,5 +45,6 @@ def state_factor(plan: Plan, tensor: TensorPlan, axes: Iterable[str]) -> float:
     replicate."""
     update, sharding = weight_update(plan.request, plan.mesh, tensor), set(axes)
     kept = sum(DTYPE_BYTES[kept.dtype] for kept in plan.request.kept if kept.dtype is not None)
-    factor = 1.0 if sharding & set(update.held.axes) else 2.0
-    return factor if sharding & set(update.in_update.axes) else factor + kept / DTYPE_BYTES[plan.request.weights_dtype]
+    bytes_of_weight = DTYPE_BYTES[plan.request.weights_dtype]
+    gradient = 0 if sharding & set(update.held.axes) else DTYPE_BYTES[plan.request.summed_in]
+    return 1 + (gradient + (0 if sharding & set(update.in_update.axes) else kept)) / bytes_of_weight

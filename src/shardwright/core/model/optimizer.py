@@ -65,6 +65,9 @@ FIRST, SECOND = "moments.first/", "moments.second/"
 AVERAGE = Kept(prefix="average/", dtype="float32")
 """The exponential average of a weight. In bfloat16 it would stand still: a step changes it by less than half a last bit."""
 
+MASTER = Kept(prefix="master/")
+"""A weight in a wider dtype than that in which it is at rest. A step updates it, and the weight is its rounding."""
+
 ADAMW = Optimizer(
     name="adamw",
     # As Llama and DeepSeek-V3 publish them (arXiv:2302.13971, section 2.3; arXiv:2412.19437, 4.2).

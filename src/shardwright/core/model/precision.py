@@ -8,9 +8,9 @@ from typing import Literal
 
 from shardwright.core.model.table import DTYPE_BYTES, Weight
 
-Word = Literal["computation", "float32", "in use", "at rest", "narrower", "moments"]
+Word = Literal["computation", "float32", "in use", "at rest", "narrower", "gradients", "moments"]
 """A dtype by its purpose: the computation's; always float32; a weight's in use, which is the computation's or its own; a
-weight's at rest; the narrower of these two; the moments'."""
+weight's at rest; the narrower of these two; that in which gradients are summed; the moments'."""
 
 TRAINED_IN = ("float32", "bfloat16")
 UNTRAINED = (
@@ -124,13 +124,13 @@ PRECISION: Mapping[str, Precision] = {
         what="the gradient of one use of a weight in one microbatch; summed over both uses of a tied weight, microbatches and devices",
         computed="float32",
         kept="in use",
-        sent="at rest",
-        summed="at rest",
+        sent="gradients",
+        summed="gradients",
     ),
     "mean": Precision(
         what="the gradient divided by the number of tokens",
         computed="float32",
-        kept="at rest",
+        kept="gradients",
     ),
     "clipping": Precision(
         what="the norm of all gradients, and the factor that clips them",
@@ -152,7 +152,9 @@ PRECISION: Mapping[str, Precision] = {
 }
 
 
-def dtype_of(word: Word, *, computation: str = "", in_use: str = "", at_rest: str = "", moments: str = "") -> str:
+def dtype_of(
+    word: Word, *, computation: str = "", in_use: str = "", at_rest: str = "", gradients: str = "", moments: str = ""
+) -> str:
     """The dtype that a word means, given the dtypes that it can refer to.
 
     >>> dtype_of("narrower", in_use="bfloat16", at_rest="float32"), dtype_of("float32", computation="bfloat16")
@@ -160,7 +162,14 @@ def dtype_of(word: Word, *, computation: str = "", in_use: str = "", at_rest: st
     """
     if word == "narrower":
         return min(at_rest, in_use, key=DTYPE_BYTES.__getitem__)
-    meant = {"computation": computation, "in use": in_use, "at rest": at_rest, "moments": moments, "float32": "float32"}
+    meant = {
+        "computation": computation,
+        "in use": in_use,
+        "at rest": at_rest,
+        "gradients": gradients,
+        "moments": moments,
+        "float32": "float32",
+    }
     assert meant[word], word
     return meant[word]
 
@@ -182,8 +191,8 @@ def sent_dtype(weight: Weight, at_rest: str, computation: str) -> str:
     return dtype_of(word, at_rest=at_rest, in_use=in_use_dtype(weight, computation))
 
 
-def summed_dtype(weight: Weight, at_rest: str, computation: str) -> str:
-    """The dtype in which partial gradients of a weight are sent and summed."""
+def summed_dtype(weight: Weight, gradients: str, computation: str) -> str:
+    """The dtype in which partial gradients of a weight are sent and summed. ``gradients``: of the request."""
     word = PRECISION["gradient"].summed
     assert word is not None
-    return dtype_of(word, at_rest=at_rest, in_use=in_use_dtype(weight, computation))
+    return dtype_of(word, gradients=gradients, in_use=in_use_dtype(weight, computation))

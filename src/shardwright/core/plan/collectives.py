@@ -137,7 +137,7 @@ def _of_groups(
                 yield from _of_group(group, request, mesh, num, quantized, again=again)
                 for one in group.weights:
                     if axes := group.other_replicas(one):
-                        by_replicas.setdefault((axes, one.dtype), []).append((one, num))
+                        by_replicas.setdefault((axes, one.reduce_dtype), []).append((one, num))
     for (axes, dtype), ones in by_replicas.items():
         elements = sum(one.shard_elements(mesh) * layers for one, layers in ones)
         reduce = Collective(kind="all-reduce", axes=axes, elements_per_device=elements)

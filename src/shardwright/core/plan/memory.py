@@ -32,7 +32,7 @@ def bytes_on_device(spec: Spec, shape: Sequence[int], dtype: str, mesh: Mesh) ->
 def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> Memory:
     """Memory of one device at the peak of a step.
 
-    Gradients are stored as ``held_gradient`` says, in the weights' dtype; what the optimizer keeps, and the average, as the update of
+    Gradients are stored as ``held_gradient`` says; what the optimizer keeps, and the average, as the update of
     their weights is sharded. ``activations_bytes`` is what the larger of two points
     in time needs in addition to weights, their gradients, the optimizer's tensors and the average:
 
@@ -59,7 +59,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     updates = {t.name: weight_update(request, mesh, t) for t in trained}
     held = sum(_elements(request, mesh, t, updates[t.name].held) for t in trained)
     elements = {t.name: _elements(request, mesh, t, updates[t.name].in_update) for t in trained}
-    gradients = held * DTYPE_BYTES[request.weights_dtype]
+    gradients = held * DTYPE_BYTES[request.summed_in]
     peaks = (
         _at_the_logits(request, mesh, trained, activations),
         gradients + _in_a_layer(request, mesh, trained, activations),

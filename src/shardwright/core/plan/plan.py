@@ -372,6 +372,11 @@ class Plan:
             "load_balanced": request.load_balanced,
             "dtype": request.dtype,
             **({} if request.optimizer == ADAMW else {"optimizer": request.optimizer.text}),
+            **{
+                name: value
+                for name in ("master_dtype", "gradients_dtype")
+                if (value := getattr(request, name)) is not None
+            },
             **({} if request.average is None else {"average": request.average}),
             **({} if request.precision is None else {"precision": self._precision_json()}),
             "num_parameters": request.table.num_parameters,

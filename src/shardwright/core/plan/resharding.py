@@ -110,7 +110,7 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
             scattered=tuple(axis for axis in reduced if axis in at_rest.axes),
             replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
             gather_dtype=sent_dtype(weight, tensor.dtype, request.dtype),
-            reduce_dtype=summed_dtype(weight, tensor.dtype, request.dtype),
+            reduce_dtype=summed_dtype(weight, request.summed_in, request.dtype),
         )
     return found
 
@@ -162,5 +162,5 @@ def weight_update(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightUpd
         in_update=in_update,
         scattered=tuple(axis for axis in partial if axis in held.axes),
         late=tuple(axis for axis in partial if axis not in held.axes),
-        dtype=summed_dtype(request.table.weight(tensor.name), tensor.dtype, request.dtype),
+        dtype=summed_dtype(request.table.weight(tensor.name), request.summed_in, request.dtype),
     )

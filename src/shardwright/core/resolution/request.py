@@ -13,9 +13,9 @@ from shardwright.core.findings.patterns import chosen
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.mesh.hops import WholeSlice
-from shardwright.core.model.optimizer import ADAMW, AVERAGE, Kept, Optimizer
+from shardwright.core.model.optimizer import ADAMW, AVERAGE, MASTER, Kept, Optimizer
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
-from shardwright.core.model.table import ModelTable
+from shardwright.core.model.table import DTYPE_BYTES, ModelTable
 from shardwright.core.recipes.kernels import Device
 from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.stages.notation import read_stages
@@ -57,7 +57,9 @@ class Request:
     ``mesh_sizes`` replace the layout's own. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
     devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
     for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
-    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``average``: how much of the
+    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``master_dtype``: the
+    optimizer also keeps each weight in this wider dtype and updates that, and the weight is its rounding; None: it keeps none.
+    ``gradients_dtype``: in which gradients are summed; None: the weights'. ``average``: how much of the
     exponential average of the weights a step leaves; None: none is kept. ``precision``: the recipe by which products with
     weights are quantized; None: none is. ``schedule``: that of the pipeline's stages; None: the layout's, or else the engine's own.
     ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work. ``unit_costs``: of every unit on the
@@ -77,6 +79,8 @@ class Request:
     dtype: str = "float32"
     weights_dtype: str = "float32"
     moments_dtype: str = "float32"
+    master_dtype: str | None = None
+    gradients_dtype: str | None = None
     remat: str = "full"
     microbatches: int = 1
     load_balanced: bool = False
@@ -122,16 +126,41 @@ class Request:
             **({} if self.schedule is None else {"schedule": (self.schedule, SCHEDULES)}),
             "engine": (self.engine, get_args(Engine)),
             "remat": (self.remat, REMAT_POLICIES),
-            **{name: (getattr(self, name), TRAINED_IN) for name in ("dtype", "weights_dtype", "moments_dtype")},
+            **{
+                name: (value, TRAINED_IN)
+                for name in ("dtype", "weights_dtype", "moments_dtype", "master_dtype", "gradients_dtype")
+                if (value := getattr(self, name)) is not None
+            },
         }
         for name, (word, known) in words.items():
             if word in FLOATS and word not in known:
                 raise InputError(f"{name} is {word!r}. {UNTRAINED}")
             if word not in known:
                 raise InputError(f"{name} is {word!r}, and must be one of {', '.join(known)}.")
+        self._dtypes_are_wide_enough()
+
+    @property
+    def summed_in(self) -> str:
+        """The dtype in which gradients are summed."""
+        return self.gradients_dtype or self.weights_dtype
+
+    def _dtypes_are_wide_enough(self) -> None:
+        """Raises InputError for master weights no wider than the weights, and for gradients that are narrower."""
+        width = DTYPE_BYTES[self.weights_dtype]
+        if self.master_dtype is not None and DTYPE_BYTES[self.master_dtype] <= width:
+            raise InputError(
+                f"master_dtype is {self.master_dtype}, and weights_dtype is {self.weights_dtype}: weights are kept in a wider dtype "
+                f"beside their own, or not at all. Give weights_dtype bfloat16 and master_dtype float32, or leave master_dtype out."
+            )
+        if DTYPE_BYTES[self.summed_in] < width:
+            raise InputError(
+                f"gradients_dtype is {self.summed_in}, and weights_dtype is {self.weights_dtype}: gradients are summed in the weights' "
+                f"dtype or in a wider one. Give gradients_dtype {self.weights_dtype}, or leave it out."
+            )
 
     @property
     def kept(self) -> tuple[Kept, ...]:
-        """What a step keeps for each trained weight in addition to it, each with its dtype: of the optimizer, then the average."""
-        found = (*self.optimizer.kept, *(() if self.average is None else (AVERAGE,)))
+        """What a step keeps for each trained weight in addition to it, each with its dtype: it in a wider dtype, the optimizer's, the average."""
+        master = () if self.master_dtype is None else (replace(MASTER, dtype=self.master_dtype),)
+        found = (*master, *self.optimizer.kept, *(() if self.average is None else (AVERAGE,)))
         return tuple(replace(kept, dtype=kept.dtype or self.moments_dtype) for kept in found)

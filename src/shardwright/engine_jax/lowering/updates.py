@@ -34,12 +34,13 @@ def gradients_apart(plan: Plan, weights: Arrays) -> Arrays:
     found = {}
     for row in plan.weights:
         update = weight_update(plan.request, plan.mesh, row)
-        if row.name in weights and update.held != update.at_rest:
+        if row.name in weights and (update.held != update.at_rest or update.dtype != row.dtype):
             shape = list(weights[row.name].shape)
-            for step in update.in_microbatches(plan.mesh):
-                assert step.target is not None, step
-                shape[row.stacked_at_rest.logical_axes.index(step.target)] //= plan.mesh.size(step.axes)
-            found[row.name] = jnp.zeros(shape, row.dtype)
+            for axis in update.scattered:
+                dim = update.held.dim_of(axis)
+                assert dim is not None, (row.name, axis)
+                shape[dim - len(update.held.dims)] //= plan.mesh.size(axis)
+            found[row.name] = jnp.zeros(shape, update.dtype)
     return found
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from shardwright.core.model.optimizer import ADAMW, AVERAGE, FIRST, SECOND, Optimizer
+from shardwright.core.model.optimizer import ADAMW, AVERAGE, FIRST, MASTER, SECOND, Optimizer
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.training.named_optimizer import changed
 from shardwright.engine_jax.training.state import State
@@ -42,7 +42,7 @@ def apply_gradients(
 ) -> tuple[State[jax.Array], jax.Array]:
     """The state after one step, with its buffers unchanged, and the global norm of the gradients before clipping.
 
-    What is kept for a weight, and the weight, keep their own dtypes. Weights named in ``decayed`` also decay by the learning
+    What is kept for a weight, and the weight, keep their own dtypes. Where a weight is kept in a wider dtype too, that is updated. Weights named in ``decayed`` also decay by the learning
     rate times the weight decay. ``average``: how much of the average of the weights a step leaves.
     """
     gradients = {name: g.astype(computed("clipping", g.dtype)) for name, g in gradients.items()}
@@ -55,8 +55,9 @@ def apply_gradients(
     }
     count = cast(jax.Array, optax.safe_increment(state.step))
     rate = learning_rate(options, state.step, OF_ARRAYS)
+    master = state.kept.get(MASTER.prefix, state.weights)
     decays = {name: options.weight_decay if name in decayed else 0.0 for name in state.weights}
-    wide_weights = {name: w.astype(computed("update", w.dtype)) for name, w in state.weights.items()}
+    wide_weights = {name: w.astype(computed("update", w.dtype)) for name, w in master.items()}
     shared = state.shared
     if is_own(optimizer):
         changes, after, shared = changed(optimizer, gradients, state.kept, shared, wide_weights, rate)
@@ -70,6 +71,7 @@ def apply_gradients(
         before = wide[AVERAGE.prefix]
         averages = {name: mean + share * (weights[name].astype(mean.dtype) - mean) for name, mean in before.items()}
         after = {**after, AVERAGE.prefix: averages}
+    after = {**after, MASTER.prefix: wide_weights}
     kept = {
         prefix: {name: after[prefix][name].astype(array.dtype) for name, array in arrays.items()}
         for prefix, arrays in state.kept.items()

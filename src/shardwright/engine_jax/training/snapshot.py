@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,8 +15,10 @@ from shardwright.checkpoint.exchange.passing import Together
 from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of_plan
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves
+from shardwright.core.model.optimizer import MASTER
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.io.exchange import ProcessCarrier
+from shardwright.engine_jax.lowering.updates import own_parts
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
 from shardwright.runs import Reads, Weights
 from shardwright.training.optimizer import STATE, saved_as
@@ -91,9 +94,21 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
         return source.read_boxes(tensor.name, boxes)
 
     if weights_only:
-        return make_state(plan, mesh, read, 0)
+        return _with_master_weights(make_state(plan, mesh, read, 0), plan, mesh)
     shared = {one.name: source.read_boxes(one.name, [Box.whole(one.shape)])[0] for one in infos}
     return make_state(plan, mesh, read, checkpoint.point.step, shared)
+
+
+def _with_master_weights(state: State[jax.Array], plan: Plan, mesh: Mesh) -> State[jax.Array]:
+    """The state with each weight in a wider dtype too, where a step keeps that, as it is at rest."""
+    if MASTER.prefix not in state.kept:
+        return state
+    wide = jnp.dtype(str(plan.request.master_dtype))
+
+    def widened(weights: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+        return {name: part.astype(wide) for name, part in own_parts(plan, mesh, weights).items()}
+
+    return state._replace(kept={**state.kept, MASTER.prefix: jax.jit(widened)(state.weights)})
 
 
 def _by_all(checkpoint: Weights, plan: Plan, mesh: Mesh) -> Reads:

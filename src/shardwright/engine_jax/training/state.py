@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.mesh.spec import Spec
+from shardwright.core.model.optimizer import MASTER
 from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.plan.plan import Plan
 from shardwright.core.stages.padded import PaddedStack
@@ -65,6 +66,12 @@ class Tensor(NamedTuple):
     spec: Spec
     saved: tuple[int, ...]
     first: float = 0.0
+
+    @property
+    def is_of_the_weight(self) -> bool:
+        """Whether it has the elements of the weight before the first step: it, or it in a wider dtype."""
+        return bool(self.weight) and self.name in (self.weight, MASTER.prefix + self.weight)
+
     stages: PaddedStack | None = None
 
     def parts(self, box: Box) -> Sequence[tuple[Box, Box]]:
@@ -178,9 +185,9 @@ def initial_state(plan: Plan, mesh: Mesh, seed: int) -> State[jax.Array]:
     table = plan.request.table
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
-        if tensor.name != tensor.weight:
+        if not tensor.is_of_the_weight:
             return [np.full(box.shape, tensor.first, tensor.dtype) for box in boxes]
-        return [box_values(table.weight(tensor.name), seed, box) for box in boxes]
+        return [box_values(table.weight(tensor.weight), seed, box) for box in boxes]
 
     return make_state(plan, mesh, read, 0)
 

@@ -150,11 +150,11 @@ def of_weights(
         if group.axes:
             gathered = elements * mesh.size(group.axes)
             name("all-gather", group.axes, gathered * DTYPE_BYTES[first.gather_dtype], group.weights)
-            name("reduce-scatter", group.axes, gathered * DTYPE_BYTES[first.dtype], group.weights)
-            name("all-reduce", group.replicas, elements * DTYPE_BYTES[first.dtype], group.weights)
+            name("reduce-scatter", group.axes, gathered * DTYPE_BYTES[first.reduce_dtype], group.weights)
+            name("all-reduce", group.replicas, elements * DTYPE_BYTES[first.reduce_dtype], group.weights)
         for one in group.weights:
             if axes := group.other_replicas(one):
-                late.setdefault((axes, one.dtype), []).append(one)
+                late.setdefault((axes, one.reduce_dtype), []).append(one)
     for (axes, dtype), ones in late.items():
         name("all-reduce", axes, sum(one.shard_elements(mesh) for one in ones) * DTYPE_BYTES[dtype], ones)
     return found

@@ -23,8 +23,8 @@ class Gathered(nn.Module):
 
     ``fully_shard`` gathers a module's own parameters while its ``forward`` runs, so each group is a module. ``inside``: the
     module of the next group, or the module with its own groups that ``compute`` calls.
-    ``reduce_dtype``: for a weight with several uses, the dtype in which a rank sums their gradients;
-    PyTorch would sum them in the dtype of the gathered weight.
+    ``reduce_dtype``: for a weight with several uses, or whose gradients are summed in another dtype than its own, the dtype in which a
+    rank sums gradients; PyTorch would sum them in the dtype of the gathered weight.
     """
 
     def __init__(
@@ -76,8 +76,10 @@ def build(
     inside: nn.Module | None = called if groups else Gathered({}, called, compute)
     for group in groups:
         own = {one.key: parameters[one.key] for one in group.weights}
+        first = group.weights[0]
         tied = group.axes and any(one.num_uses > 1 for one in group.weights)
-        inside = Gathered(own, inside, compute, torch_dtype(group.weights[0].reduce_dtype) if tied else None)
+        sums_apart = tied or first.reduce_dtype != first.dtype
+        inside = Gathered(own, inside, compute, torch_dtype(first.reduce_dtype) if sums_apart else None)
         if group.axes and not group.of_codes:
             _shard(inside, group, ranks, reshard_after_forward=reshard_after_forward)
     assert isinstance(inside, Gathered)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.model.optimizer import ADAMW, AVERAGE, Optimizer
+from shardwright.core.model.optimizer import ADAMW, AVERAGE, MASTER, Optimizer
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.training.named_optimizer import change
@@ -72,10 +72,11 @@ def apply_gradients(
     shared: dict[str, torch.Tensor] | None = None,
     average: float | None = None,
 ) -> None:
-    """One step, in place, also of gradients. ``step``: the number of steps done. ``kept``: by prefix. It and the weights keep their own dtypes.
+    """One step, in place, also of gradients. Where weights are kept in a wider dtype too, those are updated, and the weights rounded. ``step``: the number of steps done. ``kept``: by prefix. It and the weights keep their own dtypes.
 
     ``shared``: other state of an optimizer of PyTorch. ``average``: how much of the average of the weights a step leaves.
     """
+    rounded, weights = weights, kept.get(MASTER.prefix, weights)
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
     rate, count = learning_rate(options, step), step + 1
     if is_own(optimizer):
@@ -88,9 +89,12 @@ def apply_gradients(
         change(optimizer, weights, gradients, kept, {} if shared is None else shared, rate)
     else:
         _update(weights, gradients, kept, factor, rate, count, options, decayed, optimizer)
+    if weights is not rounded:
+        for key, weight in rounded.items():
+            weight.copy_(weights[key])
     if average is not None:
         for key, mean in kept[AVERAGE.prefix].items():
-            mean += average_share(average, count) * (weights[key].to(mean.dtype) - mean)
+            mean += average_share(average, count) * (rounded[key].to(mean.dtype) - mean)
 
 
 def _update(

@@ -18,6 +18,7 @@ from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of_
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves, shard_box
 from shardwright.core.boxes.stored import TableBox, table_boxes
+from shardwright.core.model.optimizer import MASTER
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained
 from shardwright.core.plan.plan import Plan, TensorPlan
@@ -33,7 +34,7 @@ from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.engine_torch.stages.tied import copy_tied, counted_elsewhere
 from shardwright.init import box_values
 from shardwright.runs import Reads, Weights
-from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, saved_as
+from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, owner_of, saved_as
 from shardwright.training.optimizers import OPTIMIZER, is_own
 from shardwright.training.published import KEPT
 
@@ -128,9 +129,13 @@ def initial_state(model: Model, seed: int) -> State:
     table, first = model.plan.request.table, _first(model.plan)
 
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
-        if name.startswith(STATE):
+        if name.startswith(MASTER.prefix):
+            name, dtype = owner_of(name), torch_dtype(str(model.plan.request.master_dtype))
+        elif name.startswith(STATE):
             return [torch.full(box.shape, first.get(name, 0.0)) for box in boxes]
-        weight, dtype = table.weight(name), torch_dtype(model.plan.by_name[name].dtype)
+        else:
+            dtype = torch_dtype(model.plan.by_name[name].dtype)
+        weight = table.weight(name)
         return [torch.from_numpy(box_values(weight, seed, box)).to(dtype) for box in boxes]
 
     return make_state(model, read, 0)
@@ -162,7 +167,13 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
         found = source.read_boxes(name, boxes, raw=True)
         return [torch.from_numpy(np.ascontiguousarray(raw.view(bits))).view(dtype).view(raw.shape) for raw in found]
 
-    return make_state(model, read, 0 if weights_only else checkpoint.point.step)
+    state = make_state(model, read, 0 if weights_only else checkpoint.point.step)
+    if weights_only and MASTER.prefix in state.kept:
+        weights = {key: local_of(one).detach() for key, one in model.parameters().items()}
+        parts = {key: part for one in model.updated for key, part in one.own_parts(weights).items()}
+        for key, wide in state.kept[MASTER.prefix].items():
+            wide.copy_(parts.get(key, weights[key]))
+    return state
 
 
 def _by_all(checkpoint: Weights, model: Model) -> Reads:

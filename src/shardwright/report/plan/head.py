@@ -68,7 +68,9 @@ def _computation(plan: Plan) -> str:
     request = plan.request
     return (
         f"{request.engine}, {request.dtype}; weights {request.weights_dtype}, "
-        f"moments {request.moments_dtype}; recomputed: {request.remat}"
+        + ("" if request.gradients_dtype is None else f"gradients {request.gradients_dtype}, ")
+        + ("" if request.master_dtype is None else f"master weights {request.master_dtype}, ")
+        + f"moments {request.moments_dtype}; recomputed: {request.remat}"
     )
 
 

@@ -16,7 +16,7 @@ from shardwright.checkpoint.reading.casting import FLOATS, cast
 from shardwright.checkpoint.reading.small import Boxes
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.architecture import differences_of_weights
-from shardwright.core.model.optimizer import AVERAGE, FIRST, SECOND
+from shardwright.core.model.optimizer import AVERAGE, FIRST, MASTER, SECOND
 from shardwright.files.replaced import replace_text
 from shardwright.interop.hugging_face.weights.config_text import exported_config
 from shardwright.interop.hugging_face.weights.files.folder import CONFIG
@@ -217,7 +217,9 @@ def _check_fit(checkpoint: Checkpoint, model: KnownModel) -> tuple[int, int]:
         elif name.startswith(AVERAGE.prefix) and owner_of(name) in wanted:
             wanted[name] = (wanted[owner_of(name)][0], checkpoint.tensors[name].dtype)
             averages += 1
-        elif name.startswith(OPTIMIZER) or (name.startswith((FIRST, SECOND)) and owner_of(name) in wanted):
+        elif name.startswith(OPTIMIZER) or (
+            name.startswith((MASTER.prefix, FIRST, SECOND)) and owner_of(name) in wanted
+        ):
             wanted[name] = (checkpoint.tensors[name].shape, checkpoint.tensors[name].dtype)
             moments += 1
     try:
