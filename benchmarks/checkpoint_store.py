@@ -19,10 +19,8 @@ from benchmarks.checkpoint import POINT, arrays_of, in_rows, infos_of, timed
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.checkpoint import open_checkpoint, save_checkpoint
-from shardwright.checkpoint.writing import save as writing
-from shardwright.storage import files
-from shardwright.storage.files import PARALLEL
 from shardwright.storage.objects import PARALLEL_REQUESTS, PART_BYTES, REQUEST_BYTES
+from shardwright.storage.store import StoreFiles
 from tests.storage.s3 import BUCKET, serving
 
 NOTES = (
@@ -62,7 +60,7 @@ class Raw:
         self.client: Any = boto3.client("s3")
         self.data = b"".join(array.tobytes() for array in arrays.values())
 
-    def save(self, name: str, uploads: int = PARALLEL) -> None:
+    def save(self, name: str, uploads: int = StoreFiles.parallel) -> None:
         made = self.client.create_multipart_upload(Bucket=BUCKET, Key=name)["UploadId"]
 
         def put(number: int) -> dict[str, Any]:
@@ -88,7 +86,7 @@ ROUNDS = ("raw save", "save", "raw save, one upload", "save, one upload", "raw l
 
 
 def save_one_by_one(arrays: dict[str, Any], out: str) -> None:
-    with patch.object(files, "PARALLEL", 1), patch.object(writing, "PARALLEL", 1):
+    with patch.object(StoreFiles, "parallel", 1):
         save_checkpoint(out, POINT, infos_of(arrays), in_rows(arrays))
 
 

@@ -28,7 +28,8 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from shardwright.checkpoint import latest, open_checkpoint, verify
-from shardwright.checkpoint.folder.directory import committed, leftovers, step_directory, step_of
+from shardwright.checkpoint.folder.directory import committed, leftovers
+from shardwright.checkpoint.folder.names import step_directory, step_of
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME
 from shardwright.checkpoint.writing import retention

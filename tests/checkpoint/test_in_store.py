@@ -30,12 +30,13 @@ from shardwright.checkpoint import (
     verify,
     write_part,
 )
-from shardwright.checkpoint.folder.directory import committed, leftovers, step_directory
+from shardwright.checkpoint.folder.directory import committed, leftovers
+from shardwright.checkpoint.folder.names import step_directory
 from shardwright.checkpoint.writing import data_file
 from shardwright.checkpoint.writing import save as writing
 from shardwright.core.boxes.box import Box
 from shardwright.storage import objects
-from shardwright.storage.files import PARALLEL
+from shardwright.storage.store import StoreFiles
 from shardwright.storage.url import Url
 from tests.checkpoint.states import State, point, random_state, same_bits, save
 from tests.checkpoint.stores import OUT, RUN, STATE, contents, grow_old, last_request, save_there, whole
@@ -65,7 +66,8 @@ def test_files_are_in_a_folder_of_the_attempt_and_the_manifest_is_beside() -> No
 def test_several_files_are_uploaded_at_a_time_and_boxes_are_read_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "LEAST_UPLOAD_BYTES", 1)
     state = random_state(1, tensors=12)
-    begun, opened_before = threading.Barrier(PARALLEL, timeout=20), count()
+    parallel = StoreFiles.parallel
+    begun, opened_before = threading.Barrier(parallel, timeout=20), count()
     reading, most, new_file = list[str](), list[int](), data_file.new_file
 
     def read(owned: OwnedBox) -> np.ndarray:
@@ -78,7 +80,7 @@ def test_several_files_are_uploaded_at_a_time_and_boxes_are_read_one_at_a_time(m
 
     def opened(*arguments: Any) -> Any:
         # The first ones have all begun before one of them ends.
-        if next(opened_before) < PARALLEL:
+        if next(opened_before) < parallel:
             begun.wait()
         return new_file(*arguments)
 
@@ -89,7 +91,7 @@ def test_several_files_are_uploaded_at_a_time_and_boxes_are_read_one_at_a_time(m
     assert whole(found, state)
     assert max(most) == 1
     files = [key for key in keys() if key.endswith(".safetensors")]
-    assert PARALLEL <= len(files) <= 2 * PARALLEL
+    assert parallel <= len(files) <= 2 * parallel
 
 
 @pytest.mark.parametrize("seed", range(4))

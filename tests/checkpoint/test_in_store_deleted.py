@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import DamagedError, open_checkpoint, set_aside
-from shardwright.checkpoint.folder.directory import committed, leftovers, step_directory
+from shardwright.checkpoint.folder.directory import committed, leftovers
+from shardwright.checkpoint.folder.names import step_directory
 from shardwright.storage import objects
 from tests.checkpoint.states import random_state, save
 from tests.checkpoint.stores import OUT, STATE, grow_old, last_request, save_there, whole

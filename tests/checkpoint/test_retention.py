@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import CheckpointError, Retention, latest, open_checkpoint, verify
+from shardwright.checkpoint.folder import on_disk
 from shardwright.checkpoint.folder.directory import committed, leftovers, set_aside
 from shardwright.checkpoint.format.manifest import Manifest
 from shardwright.checkpoint.writing import retention
@@ -155,14 +156,14 @@ def test_nothing_is_deleted_where_the_checkpoint_just_written_is_incomplete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(tmp_path, small_state(), step=1)
-    durable = save_module.make_durable
+    durable = on_disk.make_durable
 
     def losing(directory: Path) -> None:
         durable(directory)
         if directory.name == "checkpoints":
             data_of(directory / "step-00000002").unlink()
 
-    monkeypatch.setattr(save_module, "make_durable", losing)
+    monkeypatch.setattr(on_disk, "make_durable", losing)
     with pytest.raises(CheckpointError) as caught:
         save(tmp_path, small_state(), step=2, keep=1)
     assert str(caught.value).replace(str(tmp_path), "OUT") == (

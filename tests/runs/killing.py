@@ -30,7 +30,8 @@ from typing import Any
 
 import shardwright.runs.processes.group as group_module
 from shardwright.checkpoint import OwnedBox, TensorInfo, latest, open_checkpoint, verify
-from shardwright.checkpoint.folder.directory import committed, leftovers, step_of
+from shardwright.checkpoint.folder.directory import committed, leftovers
+from shardwright.checkpoint.folder.names import step_of
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import ShardwrightError
 from shardwright.runs import StepMetrics, Weights, background

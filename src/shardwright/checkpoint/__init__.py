@@ -10,7 +10,8 @@ inspection.py  what a checkpoint holds, and whether it is intact, for the comman
 Format: docs/checkpoint.md.
 """
 
-from shardwright.checkpoint.folder.directory import committed, set_aside, step_of
+from shardwright.checkpoint.folder.directory import committed, set_aside
+from shardwright.checkpoint.folder.names import step_of
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import Manifest, RunPoint, TensorInfo
 from shardwright.checkpoint.inspection import describe, verify

@@ -7,17 +7,8 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
-from shardwright.checkpoint.folder.directory import (
-    beside,
-    checkpoints_directory,
-    committed,
-    is_gone,
-    is_step,
-    leftovers,
-    no_checkpoint,
-    step_of,
-    unknown,
-)
+from shardwright.checkpoint.folder.directory import beside, committed, is_gone, is_step, leftovers, unknown
+from shardwright.checkpoint.folder.names import checkpoints_directory, no_checkpoint, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, TIME, Manifest

@@ -12,7 +12,7 @@ import numpy as np
 from shardwright.core.findings.errors import InputError
 from shardwright.data.documents import reason, shown
 from shardwright.storage.files import exists, read_regular
-from shardwright.storage.url import Place, Url, parsed_place
+from shardwright.storage.url import Place, parsed_place
 
 if TYPE_CHECKING:
     import tokenizers
@@ -148,8 +148,7 @@ def _exists(path: Place) -> bool:
 
 def _read_text(path: Place) -> str:
     try:
-        data = read_regular(path, MAX_TOKENIZER_BYTES) if isinstance(path, Url) else path.read_bytes()
-        return data.decode()
+        return read_regular(path, MAX_TOKENIZER_BYTES).decode()
     except UnicodeDecodeError as error:
         raise InputError(f"{shown(path)} is not UTF-8 text: the byte at offset {error.start}") from error
     except (OSError, ValueError) as error:

@@ -19,15 +19,15 @@ from shardwright.checkpoint import (
     committed,
     write_part,
 )
-from shardwright.checkpoint.folder.directory import step_directory
+from shardwright.checkpoint.folder.names import step_directory
 from shardwright.checkpoint.format.part import part_name
 from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.checkpoint.writing.save import explained
 from shardwright.runs.metrics.records import RunError
 from shardwright.runs.processes.group import Exchanging
 from shardwright.runs.saving import all_or_none, begin_together, save
-from shardwright.storage.files import read_regular, sizes_in, write_durable, write_small
-from shardwright.storage.url import Place, Url
+from shardwright.storage.files import read_regular, sizes_in, system_of, write_durable, write_small
+from shardwright.storage.url import Place
 from shardwright.training.options import Listener
 
 PATIENCE_S = 120.0
@@ -210,7 +210,7 @@ def _await_parts(save: Save, num_processes: int, cancelled: Callable[[], bool]) 
     Raises CheckpointError when a process reports that it failed, or when for ``PATIENCE_S`` no file grows.
     """
     wait, before, since = FIRST_POLL_S, -1, time.monotonic()
-    patience = STORE_PATIENCE_S if isinstance(save.directory, Url) else PATIENCE_S
+    patience = PATIENCE_S if system_of(save.directory).grows else STORE_PATIENCE_S
     while True:
         with explained(save):
             sizes = sizes_in(save.directory)

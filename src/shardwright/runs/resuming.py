@@ -27,8 +27,8 @@ from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import OpenFolder, Weights
 from shardwright.runs.partial import fitted_weights, partial_of, without_configuration
 from shardwright.runs.store import require_store
-from shardwright.storage.files import write_durable
-from shardwright.storage.url import Place, Url
+from shardwright.storage.files import same_folder, write_durable
+from shardwright.storage.url import Place
 from shardwright.training.changes import Change, changes_between
 from shardwright.training.options import METRICS_FILE, Listener, RunOptions
 from shardwright.training.partial import ALL_WEIGHTS, CAST, OFFER, SHOWN_BY_TENSORS
@@ -136,7 +136,7 @@ def open_weights(
     Raises InputError where their folder is the run's, and where they cannot be opened, are of another model, or do not fit it.
     """
     partial = partial_of(options, plan)
-    if any(_same_folder(path, out) for out in (options.out, options.saved_under)):
+    if any(same_folder(path, out) for out in (options.out, options.saved_under)):
         raise InputError(f"--weights {path}: the run would write into this folder. Give another --out.")
     try:
         known = None if open_folder is None else open_folder(path, plan, partial)
@@ -246,12 +246,6 @@ def _require_no_run(out: Path, saved_under: Place) -> None:
         raise InputError(
             f"{out} already holds a run, which saved nothing. Give --resume to begin it again, or another --out."
         )
-
-
-def _same_folder(first: Place, second: Place) -> bool:
-    if isinstance(first, Url) or isinstance(second, Url):
-        return first == second
-    return os.path.realpath(first) == os.path.realpath(second)
 
 
 def _option(out: Path, saved_under: Place) -> str:

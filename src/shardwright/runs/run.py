@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 from shardwright.checkpoint import DamagedError, open_checkpoint
-from shardwright.checkpoint.folder.directory import checkpoints_directory
+from shardwright.checkpoint.folder.names import checkpoints_directory
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
 from shardwright.core.plan.plan import Plan

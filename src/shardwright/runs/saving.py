@@ -19,7 +19,7 @@ from shardwright.checkpoint import (
     saving,
     write_part,
 )
-from shardwright.checkpoint.folder.directory import step_directory
+from shardwright.checkpoint.folder.names import step_directory
 from shardwright.runs.processes.group import Exchanging
 from shardwright.storage.url import Place
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.checkpoint import committed
+from shardwright.checkpoint.folder.directory import steps_at
 from shardwright.core.findings.errors import InputError
 from shardwright.storage.files import write_durable
-from shardwright.storage.url import Place, Url
+from shardwright.storage.url import Place
 
 STORE_FILE = "checkpoints.txt"
 """In a run's folder: the URL of its checkpoints, its key, and the folder that it was made for, one line each."""
@@ -42,7 +43,7 @@ def key_of_run(out: Path, saved_under: Place) -> str | None:
 
     The lock proves that what other processes began under this key is dead. Raises InputError where it cannot be written.
     """
-    if not isinstance(saved_under, Url):
+    if steps_at(saved_under).locks:
         return None
     before = recorded(out)
     key, path = secrets.token_hex(4), out / STORE_FILE

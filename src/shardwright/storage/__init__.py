@@ -3,5 +3,8 @@
 url.py      a folder or file of an object store by its URL, and the choice between it and a local path
 client.py   the client of a store, from fsspec, and its errors as OSErrors
 objects.py  lists, reads, writes and deletes objects of a store
-files.py    small files and ranges of files, wherever they are
+system.py   what can be done with files: one type
+local.py    files of this machine: its first implementation
+store.py    files of a store: the second one
+files.py    files by their places
 """

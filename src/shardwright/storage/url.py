@@ -58,6 +58,15 @@ Place = Path | Url
 """Where a file or folder is."""
 
 
+def local_path(place: Place) -> Path | None:
+    """The path of a place on this machine; None of one in a store.
+
+    >>> local_path(Path("run")), local_path(Url("s3://bucket/run"))
+    (PosixPath('run'), None)
+    """
+    return None if isinstance(place, Url) else place
+
+
 def parsed_place(place: str | os.PathLike[str] | Url) -> Place:
     """A local path, or a URL where the text has ``://``. ``file://`` is a local path.
 

@@ -8,16 +8,22 @@ An import writes them, a run that begins with these weights copies them, and an 
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from shardwright.core.findings.errors import InputError
-from shardwright.storage.files import exists, read_regular, remove_files, sizes_in, write_small
-from shardwright.storage.url import Place, Url
+from shardwright.storage.files import (
+    exists,
+    files_in,
+    make_folder,
+    read_regular,
+    remove_files,
+    remove_folder,
+    replace_file,
+)
+from shardwright.storage.url import Place, local_path
 
 FOLDER = "published"
 TOKENIZER = "tokenizer.json"
@@ -45,7 +51,7 @@ METADATA = "hugging_face"
 CHECKPOINTS = "checkpoints"
 
 MAX_BYTES = 1 << 30
-"""Of a file that is copied to or from an object store."""
+"""Of a file that is copied."""
 
 
 def published_folder(weights: Place) -> Place:
@@ -56,11 +62,12 @@ def published_folder(weights: Place) -> Place:
     >>> published_folder(Path("run/checkpoints/step-00000010")).as_posix()
     'run/published'
     """
-    if isinstance(weights, Url):
+    path = local_path(weights)
+    if path is None:
         return (weights.parent.parent if weights.parent.name == CHECKPOINTS else weights) / FOLDER
-    if Path(os.path.abspath(weights)).parent.name == CHECKPOINTS:
-        return Path(os.path.normpath(weights / ".." / ".." / FOLDER))
-    return weights / FOLDER if (weights / CHECKPOINTS).is_dir() else weights
+    if Path(os.path.abspath(path)).parent.name == CHECKPOINTS:
+        return Path(os.path.normpath(path / ".." / ".." / FOLDER))
+    return path / FOLDER if (path / CHECKPOINTS).is_dir() else path
 
 
 def published_with(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,13 +77,10 @@ def published_with(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def found(folder: Place, names: Sequence[str]) -> tuple[str, ...]:
     """Those files that a folder has. Raises InputError for a store that cannot be read."""
-    if isinstance(folder, Url):
-        try:
-            there = sizes_in(folder)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be read: {error.strerror or error}.") from None
-        return tuple(name for name in names if name in there)
-    return tuple(name for name in names if (folder / name).is_file())
+    try:
+        return files_in(folder, names)
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be read: {error.strerror or error}.") from None
 
 
 @contextmanager
@@ -91,30 +95,14 @@ def copied(source: Place, target: Place, names: Sequence[str]) -> Iterator[None]
             if names:
                 made, new = not exists(target), [name for name in names if not exists(target / name)]
             for name in names:
-                if isinstance(target, Path):
-                    target.mkdir(parents=True, exist_ok=True)
-                _copy(source / name, target / name)
+                make_folder(target)
+                replace_file(target / name, read_regular(source / name, MAX_BYTES))
         except OSError as error:
             raise InputError(f"{error.filename or target}: cannot be copied: {error.strerror or error}.") from None
         yield
     except BaseException:
         with suppress(OSError):
-            remove_files(target / name for name in new if exists(target / name))
-            if made and isinstance(target, Path):
-                target.rmdir()
+            remove_files([target / name for name in new if exists(target / name)])
+            if made:
+                remove_folder(target)
         raise
-
-
-def _copy(source: Place, target: Place) -> None:
-    if isinstance(target, Url):
-        write_small(target, read_regular(source, MAX_BYTES))
-        return
-    temporary = target.with_name(f".shardwright-{secrets.token_hex(8)}")
-    try:
-        if isinstance(source, Url):
-            temporary.write_bytes(read_regular(source, MAX_BYTES))
-        else:
-            shutil.copyfile(source, temporary)
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)

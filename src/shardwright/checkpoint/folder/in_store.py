@@ -15,20 +15,20 @@ import errno
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
+from shardwright.checkpoint.folder.names import STEP, saved_before
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.fields import MAX_JSON_BYTES
-from shardwright.checkpoint.format.manifest import FILE_NAME
-from shardwright.checkpoint.format.read_manifest import ATTEMPT
+from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, manifest_text
+from shardwright.checkpoint.format.read_manifest import ATTEMPT, read_manifest
 from shardwright.storage.files import each, exists
 from shardwright.storage.objects import Entry, entries, entries_below, put, put_new, read, remove
 from shardwright.storage.url import Url
 
-STEP = re.compile(r"step-([0-9]{8,})")
 ASIDE = re.compile(re.escape(FILE_NAME) + r"\.(damaged|set-aside)-[0-9a-f]{8}")
 DEAD_AFTER = timedelta(hours=24)
 """An attempt of another run, of which nothing was written for so long, is taken for killed."""
@@ -39,16 +39,121 @@ class UnknownOutcomeError(CheckpointError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """What is in a folder of checkpoints: ``committed`` newest first, ``leftovers`` and what is ``unknown`` by name."""
+class _Found:
+    """What is in a folder of checkpoints besides them: ``leftovers`` and what is ``unknown``, by name."""
 
-    committed: tuple[Url, ...]
     leftovers: tuple[Url, ...]
     unknown: tuple[Url, ...]
 
 
+class InStore:
+    """A ``Steps``."""
+
+    locks = False
+
+    def committed(self, checkpoints: Url) -> tuple[Url, ...]:
+        """Those with a manifest."""
+        with _explained(checkpoints):
+            steps = _steps(entries(checkpoints))
+            there = each(checkpoints, lambda name: exists(checkpoints / name / FILE_NAME), steps)
+            found = [checkpoints / name for name, known in zip(steps, there, strict=True) if known]
+        return tuple(sorted(found, key=_step, reverse=True))
+
+    def leftovers(self, checkpoints: Url) -> tuple[Url, ...]:
+        return _found_in(checkpoints).leftovers
+
+    def unknown(self, checkpoints: Url) -> tuple[Url, ...]:
+        return _found_in(checkpoints).unknown
+
+    def has_manifest(self, directory: Url) -> bool:
+        with _explained(directory):
+            return exists(directory / FILE_NAME)
+
+    def is_gone(self, directory: Url) -> bool:
+        return not self.has_manifest(directory)
+
+    def beside(self, step: Url) -> frozenset[Url]:
+        """Other attempts to save it, and checkpoints of it that were set aside."""
+        there = entries(step)
+        aside = [one.name for one in there if ASIDE.fullmatch(one.name)]
+        attempts = [one.name for one in there if one.is_folder and ATTEMPT.fullmatch(one.name)]
+        # The files of one that was copied here, and set aside, are beside its manifest.
+        used = _folders_in_use(step, aside)
+        copied = used is None or "" in used
+        files = [one.name for one in there if copied and not one.is_folder and one.name != FILE_NAME]
+        return frozenset(step / name for name in (*aside, *attempts, *files))
+
+    def delete(self, step: Url) -> None:
+        """First its manifest, so that a deletion that is killed leaves no checkpoint."""
+        used = _folders_in_use(step, [FILE_NAME])
+        if not used:
+            raise OSError(errno.EIO, "its manifest is missing or damaged", str(step))
+        remove([step / FILE_NAME])
+        for folder in used:
+            if folder:
+                _remove_below(step / folder)
+            else:
+                remove([step / one.name for one in _files_of(step)])
+
+    def set_aside(self, step: Url, why: str) -> Url:
+        """Gives the manifest another name, which it returns: all files stay."""
+        manifest = step / FILE_NAME
+        aside = step / f"{FILE_NAME}.{why}-{secrets.token_hex(4)}"
+        try:
+            put(aside, read(manifest, MAX_JSON_BYTES))
+            remove([manifest])
+        except OSError as error:
+            raise CheckpointError(f"{step}: its manifest cannot be renamed: {error.strerror}.") from error
+        return aside
+
+    @contextmanager
+    def saving(self, final: Url, run: str | None) -> Iterator[Url]:
+        """``run``: eight hex digits, of the run that alone saves under them."""
+        _remove_dead(final.parent, run)
+        if exists(final / FILE_NAME):
+            raise saved_before(final)
+        attempt = final / f"{run or secrets.token_hex(4)}-{secrets.token_hex(4)}"
+        try:
+            yield attempt
+        except UnknownOutcomeError:
+            # The store may have the manifest, which names what was written.
+            raise
+        except BaseException:
+            # What cannot be deleted now has no manifest, and a later save deletes it.
+            with suppress(OSError):
+                _abandon(attempt)
+            raise
+        # Only where the block ended without a commit.
+        with suppress(OSError):
+            _abandon(attempt)
+
+    def joined(self, final: Url, name: str) -> Url | None:
+        return final / name if ATTEMPT.fullmatch(name) else None
+
+    def publish(self, directory: Url, final: Url, manifest: Manifest, needless: Sequence[Url]) -> None:
+        """The files stay where they are, and the manifest, which is written last, names their folder."""
+        remove(needless)
+        try:
+            _publish(final, manifest_text(replace(manifest, folder=directory.name)).encode())
+        except FileExistsError:
+            raise saved_before(final) from None
+        read_manifest(final)
+
+    def make_durable(self, final: Url) -> None:
+        """It is."""
+
+    def failure(self, final: Url, error: OSError) -> CheckpointError:
+        # The object that it is about, where it is another one than those of this checkpoint.
+        named = str(error.filename) if isinstance(error.filename, str) else ""
+        where = f" ({named})" if named and not named.startswith(str(final)) else ""
+        return CheckpointError(
+            f"{final}: this checkpoint could not be written: {error.strerror or error}{where}. "
+            f"Without a manifest it is none, and earlier checkpoints are as they were."
+        )
+
+
 @contextmanager
-def explained(url: Url) -> Iterator[None]:
+def _explained(url: Url) -> Iterator[None]:
     """Turns an error of the store into one message about ``url``."""
     try:
         yield
@@ -56,35 +161,20 @@ def explained(url: Url) -> Iterator[None]:
         raise CheckpointError(f"{url}: cannot be read: {error.strerror or error}.") from error
 
 
-def committed(checkpoints: Url) -> tuple[Url, ...]:
-    """The steps with a manifest, newest first. Raises CheckpointError where the store cannot be read."""
-    with explained(checkpoints):
-        steps = _steps(entries(checkpoints))
-        there = each(checkpoints, lambda name: exists(checkpoints / name / FILE_NAME), steps)
-        found = [checkpoints / name for name, known in zip(steps, there, strict=True) if known]
-    return tuple(sorted(found, key=_step, reverse=True))
-
-
-def steps_in(checkpoints: Url) -> Steps:
-    """Everything in a folder of checkpoints. Raises CheckpointError where the store cannot be read."""
-    with explained(checkpoints):
+def _found_in(checkpoints: Url) -> _Found:
+    """Raises CheckpointError where the store cannot be read."""
+    with _explained(checkpoints):
         there = entries(checkpoints)
         found = [checkpoints / name for name in _steps(there)]
         inside = list(zip(found, each(checkpoints, entries, found), strict=True))
         left = each(checkpoints, lambda pair: _leftovers(*pair), inside)
-        return Steps(
-            committed=tuple(sorted((step for step, items in inside if _has_manifest(items)), key=_step, reverse=True)),
+        return _Found(
             leftovers=tuple(sorted(one for each_step in left for one in each_step)),
             unknown=tuple(checkpoints / one.name for one in there if not (one.is_folder and STEP.fullmatch(one.name))),
         )
 
 
-def new_attempt(final: Url, run: str | None) -> Url:
-    """The folder of a new attempt to save a step. ``run``: eight hex digits, of the run that alone saves under them."""
-    return final / f"{run or secrets.token_hex(4)}-{secrets.token_hex(4)}"
-
-
-def publish(final: Url, data: bytes) -> None:
+def _publish(final: Url, data: bytes) -> None:
     """Write the manifest of a step, unless it has one: then raises FileExistsError.
 
     Raises UnknownOutcomeError where the store has not answered, and nobody knows whether it has the manifest.
@@ -113,52 +203,19 @@ def publish(final: Url, data: bytes) -> None:
     ) from sent
 
 
-def abandon(attempt: Url) -> None:
+def _abandon(attempt: Url) -> None:
     """Delete what an attempt has written, unless its step's manifest names it, or may. Raises OSError."""
     used = _folders_in_use(attempt.parent, [FILE_NAME])
     if used is not None and attempt.name not in used:
         _remove_below(attempt)
 
 
-def remove_dead(checkpoints: Url, run: str | None) -> None:
+def _remove_dead(checkpoints: Url, run: str | None) -> None:
     """Delete the leftovers of ``run``, and those of others of which nothing was written for ``DEAD_AFTER``. Raises OSError."""
-    for leftover in steps_in(checkpoints).leftovers:
+    for leftover in _found_in(checkpoints).leftovers:
         below = _files_of(leftover)
         if (run is not None and leftover.name.startswith(f"{run}-")) or _is_old(below):
             remove([leftover / one.name for one in below])
-
-
-def delete(step: Url) -> None:
-    """Delete a checkpoint: first its manifest, so that a deletion that is killed leaves no checkpoint. Raises OSError."""
-    used = _folders_in_use(step, [FILE_NAME])
-    if not used:
-        raise OSError(errno.EIO, "its manifest is missing or damaged", str(step))
-    remove([step / FILE_NAME])
-    for folder in used:
-        if folder:
-            _remove_below(step / folder)
-        else:
-            remove([step / one.name for one in _files_of(step)])
-
-
-def set_aside(step: Url, why: str) -> Url:
-    """Give the manifest of a step another name, which it returns: its step can be saved again, and all files stay. Raises OSError."""
-    manifest = step / FILE_NAME
-    aside = step / f"{FILE_NAME}.{why}-{secrets.token_hex(4)}"
-    put(aside, read(manifest, MAX_JSON_BYTES))
-    remove([manifest])
-    return aside
-
-
-def beside(step: Url) -> set[str]:
-    """Names in a step that are not of its checkpoint, and belong there. Raises OSError."""
-    there = entries(step)
-    aside = [one.name for one in there if ASIDE.fullmatch(one.name)]
-    attempts = [one.name for one in there if one.is_folder and ATTEMPT.fullmatch(one.name)]
-    # The files of one that was copied here, and set aside, are beside its manifest.
-    used = _folders_in_use(step, aside)
-    copied = used is None or "" in used
-    return {*aside, *attempts, *(one.name for one in there if copied and not one.is_folder and one.name != FILE_NAME)}
 
 
 def _leftovers(step: Url, items: tuple[Entry, ...]) -> list[Url]:
@@ -208,10 +265,6 @@ def _is_old(below: Iterable[Entry]) -> bool:
     times = [one.modified for one in below]
     known = [one for one in times if one is not None]
     return 0 < len(known) == len(times) and datetime.now(UTC) - max(known) > DEAD_AFTER
-
-
-def _has_manifest(items: Iterable[Entry]) -> bool:
-    return any(one.name == FILE_NAME and not one.is_folder for one in items)
 
 
 def _steps(items: Iterable[Entry]) -> list[str]:

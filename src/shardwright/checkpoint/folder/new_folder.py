@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shardwright.checkpoint.folder.directory import make_durable
 from shardwright.checkpoint.folder.file_lock import LockHeldError, acquire, has_locks, note_of_this_process, release
 from shardwright.core.findings.errors import InputError
+from shardwright.storage.local import make_durable
 
 
 @contextmanager

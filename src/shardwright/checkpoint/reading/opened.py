@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardwright.checkpoint.folder.directory import LEFTOVER, committed, is_step, no_checkpoint, step_of
+from shardwright.checkpoint.folder.directory import committed, is_step
+from shardwright.checkpoint.folder.names import LEFTOVER, no_checkpoint, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES, numpy_dtype
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.checkpoint.format.index import Index, read_index

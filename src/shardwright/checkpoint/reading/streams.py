@@ -15,14 +15,11 @@ from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.part import StoredBox
 from shardwright.checkpoint.format.pieces import first_mismatch
 from shardwright.core.boxes.box import Box
-from shardwright.storage.files import open_regular
-from shardwright.storage.objects import PARALLEL_REQUESTS, REQUEST_BYTES
-from shardwright.storage.url import Place, Url
+from shardwright.storage.files import open_regular, system_of
+from shardwright.storage.url import Place
 
 BLOCK_BYTES = 8 << 20
 """About how many bytes of a box are in memory besides the arrays that are filled."""
-STORE_BLOCK_BYTES = PARALLEL_REQUESTS * REQUEST_BYTES
-"""The same of an object store, which is asked for several ranges at a time."""
 
 
 def read_regions(
@@ -180,7 +177,7 @@ class PieceReader:
 
     def __init__(self, directory: Place, stored: StoredBox, piece_bytes: int) -> None:
         self._directory, self._stored, self._piece_bytes = directory, stored, piece_bytes
-        self._block_bytes = STORE_BLOCK_BYTES if isinstance(directory, Url) else BLOCK_BYTES
+        self._block_bytes = max(BLOCK_BYTES, system_of(directory).request_bytes)
         self._kept: tuple[int, bytes | memoryview] = (-1, b"")
         self.bytes_read = 0
         try:

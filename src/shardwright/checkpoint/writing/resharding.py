@@ -34,7 +34,7 @@ from shardwright.checkpoint.writing.merging import declared_bytes
 from shardwright.checkpoint.writing.save import Save, commit, explained, saving, write_part
 from shardwright.core.boxes.box import Box
 from shardwright.storage.files import write_durable, write_small
-from shardwright.storage.url import Place, Url
+from shardwright.storage.url import Place, local_path
 
 BATCH_BYTES = 1 << 30
 """About how many bytes of one tensor are in memory."""
@@ -62,7 +62,7 @@ def reshard(
     Raises CheckpointError, DamagedError; then nothing is left.
     """
     known = {info.name: info for info in infos}
-    if isinstance(out, Url):
+    if local_path(out) is None:
         return _streamed(checkpoint, out, point, infos, devices, progress)
     with saving(out, point.step) as save, explained(save):
         parts = [_part(save, process, known, boxes) for process, boxes in enumerate(devices)]
@@ -88,7 +88,7 @@ def reshard(
 
 def _streamed(
     checkpoint: Checkpoint,
-    out: Url,
+    out: Place,
     point: RunPoint,
     infos: Sequence[TensorInfo],
     devices: Sequence[Boxes],

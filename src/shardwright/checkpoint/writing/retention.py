@@ -12,22 +12,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from pathlib import Path
 
-from shardwright.checkpoint.folder.directory import committed, delete, step_of
+from shardwright.checkpoint.folder.directory import committed, delete
+from shardwright.checkpoint.folder.names import step_of
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
 from shardwright.checkpoint.format.part import DATA_NAME, part_name
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.retention.kept import SavedPoint, kept
 from shardwright.checkpoint.retention.rules import Retention
-from shardwright.storage.files import sizes_in
-from shardwright.storage.url import Place, Url
+from shardwright.storage.files import identity_of, sizes_in
+from shardwright.storage.system import Identity
+from shardwright.storage.url import Place
 
 MOST_KNOWN = 10_000
 """So many steps are remembered by a process. What a manifest says does not change once it has its name."""
-
-Identity = tuple[int, int, int]
 
 
 def delete_old(out: Place, just_written: Place, rules: Retention) -> tuple[Place, ...]:
@@ -73,10 +72,8 @@ def saved_point(manifest: Manifest) -> SavedPoint:
 def _point(directory: Place) -> SavedPoint | None:
     """What the manifest says of a step; None for one that cannot be read, is damaged or of another step."""
     try:
-        if isinstance(directory, Url):
-            point = saved_point(read_manifest(directory))
-        else:
-            point = _known_point(directory, _identity(directory / FILE_NAME))
+        manifest = identity_of(directory / FILE_NAME)
+        point = saved_point(read_manifest(directory)) if manifest is None else _known_point(directory, manifest)
     except (CheckpointError, OSError):
         return None
     return point if point.step == step_of(directory) else None
@@ -84,25 +81,26 @@ def _point(directory: Place) -> SavedPoint | None:
 
 # An exception is not remembered: a file that cannot be read now may be read later.
 @lru_cache(maxsize=MOST_KNOWN)
-def _known_point(directory: Path, identity: Identity) -> SavedPoint:
+def _known_point(directory: Place, identity: Identity) -> SavedPoint:
     del identity
     return saved_point(read_manifest(directory))
 
 
 def _is_damaged(directory: Place) -> bool:
     try:
-        if isinstance(directory, Url):
+        # A file that appears, goes away or is replaced changes its directory.
+        identities = identity_of(directory), identity_of(directory / FILE_NAME)
+        if None in identities:
             _require_files(directory)
         else:
-            # A file that appears, goes away or is replaced changes its directory.
-            _require_known_files(directory, _identity(directory), _identity(directory / FILE_NAME))
+            _require_known_files(directory, *identities)
     except (CheckpointError, OSError):
         return True
     return False
 
 
 @lru_cache(maxsize=MOST_KNOWN)
-def _require_known_files(directory: Path, *identities: Identity) -> None:
+def _require_known_files(directory: Place, *identities: Identity | None) -> None:
     del identities
     _require_files(directory)
 
@@ -133,8 +131,3 @@ def _data_files(sizes: Iterable[tuple[str, int]]) -> dict[int, tuple[int, int]]:
             count, total = found.get(process, (0, 0))
             found[process] = count + 1, total + num_bytes
     return found
-
-
-def _identity(path: Path) -> Identity:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns

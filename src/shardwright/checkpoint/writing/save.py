@@ -12,33 +12,19 @@ One process: ``save_checkpoint``. Several processes, with a barrier of the engin
 
 from __future__ import annotations
 
-import errno
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
-from shardwright.checkpoint.folder import in_store
-from shardwright.checkpoint.folder.directory import (
-    LEFTOVER,
-    LOCK,
-    leftovers,
-    make_durable,
-    only_writer,
-    remove,
-    step_directory,
-    temporary_name,
-)
-from shardwright.checkpoint.folder.file_lock import claimed, is_claimed
+from shardwright.checkpoint.folder.directory import steps_at
+from shardwright.checkpoint.folder.names import step_directory
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
-from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, RunPoint, TensorInfo, manifest_text
+from shardwright.checkpoint.format.manifest import RunPoint, TensorInfo
 from shardwright.checkpoint.format.part import (
     MAX_BOX_BYTES,
     StoredBox,
@@ -50,7 +36,6 @@ from shardwright.checkpoint.format.part import (
     part_name,
 )
 from shardwright.checkpoint.format.pieces import PIECE_BYTES
-from shardwright.checkpoint.format.read_manifest import ATTEMPT, read_manifest
 from shardwright.checkpoint.retention.rules import Keep, rules_of
 from shardwright.checkpoint.writing.data_file import (
     MAX_FILE_BYTES,
@@ -64,13 +49,11 @@ from shardwright.checkpoint.writing.merging import declared_bytes, merged
 from shardwright.checkpoint.writing.retention import delete_old
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.storage.files import PARALLEL, each, exists, remove_files, write_durable, write_small
-from shardwright.storage.url import Place, Url, parsed_place
+from shardwright.storage.files import each, system_of, write_durable, write_small
+from shardwright.storage.url import Place, parsed_place
 
 LEAST_UPLOAD_BYTES = 64 << 20
 """Less than this is not divided into several uploads."""
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,49 +106,8 @@ def saving(out: Place | str, step: int, *, run: str | None = None) -> Iterator[S
     """
     out = parsed_place(out)
     final = step_directory(out, step)
-    if isinstance(final, Url):
-        with _saving_in_store(out, final, step, run) as save:
-            yield save
-        return
-    assert isinstance(out, Path)
-    with _explained(final), only_writer(out):
-        for leftover in leftovers(out):
-            assert isinstance(leftover, Path)
-            if is_claimed(leftover):
-                raise CheckpointError(
-                    f"{leftover}: another process is saving this checkpoint: its lock, {leftover.parent / LOCK}, was deleted. Wait "
-                    f"until it ends, or give this run a directory of its own with --out."
-                )
-            remove(leftover)
-        _refuse_to_overwrite(final)
-        directory = temporary_name(final, "saving")
-        directory.mkdir()
-        try:
-            with claimed(directory):
-                yield Save(out=out, step=step, directory=directory)
-        finally:
-            shutil.rmtree(directory, ignore_errors=True)
-
-
-@contextmanager
-def _saving_in_store(out: Place, final: Url, step: int, run: str | None) -> Iterator[Save]:
-    with _explained(final):
-        in_store.remove_dead(final.parent, run)
-        _refuse_to_overwrite(final)
-        attempt = in_store.new_attempt(final, run)
-        try:
-            yield Save(out=out, step=step, directory=attempt)
-        except in_store.UnknownOutcomeError:
-            # The store may have the manifest, which names what was written.
-            raise
-        except BaseException:
-            # What cannot be deleted now has no manifest, and a later save deletes it.
-            with suppress(OSError):
-                in_store.abandon(attempt)
-            raise
-        # Only where the block ended without a commit.
-        with suppress(OSError):
-            in_store.abandon(attempt)
+    with _explained(final), steps_at(final).saving(final, run) as directory:
+        yield Save(out=out, step=step, directory=directory)
 
 
 def join_save(out: Place | str, step: int, name: str) -> Save:
@@ -175,12 +117,8 @@ def join_save(out: Place | str, step: int, name: str) -> Save:
     """
     out = parsed_place(out)
     final = step_directory(out, step)
-    if isinstance(final, Url):
-        directory, begun = final / name, ATTEMPT.fullmatch(name) is not None
-    else:
-        directory = final.parent / name
-        begun = bool(LEFTOVER.fullmatch(name)) and name.startswith(f"{final.name}.saving-") and directory.is_dir()
-    if not begun:
+    directory = steps_at(final).joined(final, name)
+    if directory is None:
         raise CheckpointError(
             f"{final}: no save of this step is in progress under the name '{name}'. "
             f"Every process must be given the same --out, on a file system that all of them share."
@@ -245,9 +183,8 @@ def _one_at_a_time(owned: OwnedBox, reading: Lock) -> OwnedBox:
 
 def _most_file_bytes(save: Save, num_bytes: int, most: int) -> int:
     """The bytes of a data file: in a store as many files as it gets at a time, since each is one upload."""
-    if not isinstance(save.directory, Url):
-        return most
-    return min(most, max(LEAST_UPLOAD_BYTES, -(-num_bytes // PARALLEL)))
+    parallel = system_of(save.directory).parallel
+    return most if parallel == 1 else min(most, max(LEAST_UPLOAD_BYTES, -(-num_bytes // parallel)))
 
 
 def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = None) -> Place:
@@ -262,35 +199,15 @@ def commit(save: Save, point: RunPoint, *, num_processes: int = 1, keep: Keep = 
     with _explained(final):
         manifest = merged(save.directory, final, point, num_processes, saved_at=now(), keep=rules)
         declared = [save.directory / declared_name(process) for process in range(num_processes)]
-        if isinstance(final, Url):
-            remove_files(declared)
-            _publish(final, replace(manifest, folder=save.name))
-        else:
-            assert isinstance(save.directory, Path)
-            write_durable(save.directory / FILE_NAME, manifest_text(manifest).encode())
-            read_manifest(save.directory)
-            remove_files(declared)
-            make_durable(save.directory)
-            _refuse_to_overwrite(final)
-            os.rename(save.directory, final)
+        steps_at(final).publish(save.directory, final, manifest, declared)
     try:
-        if isinstance(final, Path):
-            make_durable(final.parent)
+        steps_at(final).make_durable(final)
     except OSError as error:
         raise CheckpointError(
             f"{final}: the checkpoint is written, and might not survive a loss of power: {error.strerror}."
         ) from error
     delete_old(save.out, final, rules)
     return final
-
-
-def _publish(final: Url, manifest: Manifest) -> None:
-    """Write the manifest of a step in an object store, unless another save was first. Raises CheckpointError, OSError."""
-    try:
-        in_store.publish(final, manifest_text(manifest).encode())
-    except FileExistsError:
-        raise _saved_before(final) from None
-    read_manifest(final)
 
 
 def now() -> datetime:
@@ -318,18 +235,6 @@ def _info_of(owned: OwnedBox, known: dict[str, TensorInfo]) -> TensorInfo:
     return info
 
 
-def _refuse_to_overwrite(final: Place) -> None:
-    if exists(final / FILE_NAME) if isinstance(final, Url) else os.path.lexists(final):
-        raise _saved_before(final)
-
-
-def _saved_before(final: Place) -> CheckpointError:
-    return CheckpointError(
-        f"{final}: this step was saved before, and a checkpoint is never overwritten. "
-        f"Move it away, or give this run a directory of its own with --out."
-    )
-
-
 def explained(save: Save) -> AbstractContextManager[None]:
     """A context that turns an error of the operating system into one message about the checkpoint of a save."""
     return _explained(step_directory(save.out, save.step))
@@ -341,27 +246,4 @@ def _explained(final: Place) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        if isinstance(final, Url):
-            raise CheckpointError(
-                f"{final}: this checkpoint could not be written: {why}{_where(error, final)}. "
-                f"Without a manifest it is none, and earlier checkpoints are as they were."
-            ) from error
-        named = Path(os.fsdecode(error.filename)) if isinstance(error.filename, (str, bytes)) else None
-        hidden = named is None or any(LEFTOVER.fullmatch(part) for part in named.parts)
-        where = "" if hidden else f" ({named})"
-        advice = ""
-        if error.errno in NO_SPACE:
-            advice = " Free some space, then go on with --resume."
-        elif error.errno in NOT_ALLOWED:
-            advice = " Give a writable directory with --out."
-        raise CheckpointError(
-            f"{final}: this checkpoint could not be written: {why}{where}.{advice} "
-            f"Nothing of it was kept, and earlier checkpoints are as they were."
-        ) from error
-
-
-def _where(error: OSError, final: Url) -> str:
-    """The object that an error of a store is about, where it is another one than those of this checkpoint."""
-    named = str(error.filename) if isinstance(error.filename, str) else ""
-    return f" ({named})" if named and not named.startswith(str(final)) else ""
+        raise steps_at(final).failure(final, error) from error

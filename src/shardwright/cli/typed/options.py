@@ -15,7 +15,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.resolution.request import REMAT_POLICIES
-from shardwright.storage.url import Place, Url, parsed_place
+from shardwright.storage.url import Place, local_path, parsed_place
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 from shardwright.training.options import SAVED_METRICS
 
@@ -76,19 +76,19 @@ _DTYPE = PrimitiveConstructorSpec(
 
 def _local(values: list[str]) -> Path:
     place = parsed_place(values[0])
-    if isinstance(place, Url):
+    if (path := local_path(place)) is None:
         raise InputError(f"{place}: a folder of this machine is needed here.")
-    return place
+    return path
 
 
 def _local_out(values: list[str]) -> Path:
     place = parsed_place(values[0])
-    if isinstance(place, Url):
+    if (path := local_path(place)) is None:
         raise InputError(
             f"--out {place}: the metrics and the lock of a run need a folder of this machine. For its checkpoints give "
             f"--checkpoints {place}, and a local --out."
         )
-    return place
+    return path
 
 
 _PLACE = PrimitiveConstructorSpec(

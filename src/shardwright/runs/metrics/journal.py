@@ -13,7 +13,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from shardwright.checkpoint.writing.save import NO_SPACE
+from shardwright.checkpoint.folder.on_disk import NO_SPACE
 from shardwright.core.findings.errors import InputError
 from shardwright.runs.metrics.earlier import earlier_lines
 from shardwright.training.options import METRICS_FILE, StepRecord

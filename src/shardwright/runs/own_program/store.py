@@ -16,7 +16,7 @@ from shardwright.checkpoint import (
     open_checkpoint,
     open_newest,
 )
-from shardwright.checkpoint.folder.directory import step_directory
+from shardwright.checkpoint.folder.names import step_directory
 from shardwright.checkpoint.retention.rules import rules_of
 from shardwright.runs.own_program.held import HeldTensor
 from shardwright.runs.own_program.members import Members

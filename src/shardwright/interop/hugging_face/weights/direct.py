@@ -22,7 +22,7 @@ from shardwright.interop.hugging_face.weights.importing import FittedFolder, fit
 from shardwright.interop.hugging_face.weights.mapping import Piece, stored_shape
 from shardwright.interop.hugging_face.weights.model import model_of_table
 from shardwright.models.hugging_face import published_dims
-from shardwright.storage.url import Place, Url
+from shardwright.storage.url import Place, local_path
 from shardwright.training.partial import ALL_WEIGHTS, PartialWeights
 from shardwright.training.published import CHECKPOINTS
 
@@ -102,15 +102,16 @@ def open_model_folder(
     None for what is no model folder, as the folder of a run. Raises InputError for one that is incomplete or does not fit.
     """
     # A model folder is read by memory maps, so it is on this machine.
+    folder = local_path(path)
     if (
-        isinstance(path, Url)
-        or (path / MANIFEST).exists()
-        or (path / CHECKPOINTS).is_dir()
-        or not any((path / name).is_file() for name in (CONFIG, SINGLE, INDEX))
+        folder is None
+        or (folder / MANIFEST).exists()
+        or (folder / CHECKPOINTS).is_dir()
+        or not any((folder / name).is_file() for name in (CONFIG, SINGLE, INDEX))
     ):
         return None
     table = plan.request.table
-    found = fitted(path, lambda folder: model_of_table(folder, table, partial), table.name, partial=partial)
+    found = fitted(folder, lambda folder: model_of_table(folder, table, partial), table.name, partial=partial)
     dtypes = {row.name: row.dtype for row in plan.weights}
     pieces: dict[str, dict[tuple[int, ...], tuple[str, Piece]]] = {}
     for tensor in found.needed:
@@ -122,7 +123,7 @@ def open_model_folder(
         if weight.name not in partial.new
     }
     weights = FolderWeights(
-        directory=path,
+        directory=folder,
         point=found.point,
         tensors=tensors,
         found=found,
