@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from shardwright.core.pipeline.derived import gathered_bytes, gathering_in
 from shardwright.core.pipeline.requests import chosen_stages, request_of
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan, resolve
 from shardwright.core.quantization.products import quantized_layers
 from shardwright.core.stages.assignment import Stage
+from shardwright.core.stages.gathering import Gathering
 from shardwright.core.stages.units import Unit, UnitCost
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.pipeline import stage_seconds
@@ -40,6 +42,7 @@ def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
 
 def _costs(plan: Plan, mapping: MeshMapping) -> Iterator[UnitCost | None]:
     assert plan.pipeline is not None
+    gathering = gathering_in(plan.request, plan.pipeline.choice)
     known: dict[object, UnitCost | None] = {}
     for unit in plan.pipeline.choice.units:
         request = request_of(plan.request, plan.mesh, _alone(unit))
@@ -50,7 +53,7 @@ def _costs(plan: Plan, mapping: MeshMapping) -> Iterator[UnitCost | None]:
             for weight in weights
         )
         if kind not in known:
-            known[kind] = _cost(resolve(request), mapping)
+            known[kind] = _cost(resolve(request), mapping, gathering, plan.request.microbatches)
         yield known[kind]
 
 
@@ -59,16 +62,16 @@ def _alone(unit: Unit) -> Stage:
     return Stage(layers=layers, embedding=unit.letter == "E", logits=unit.letter == "L")
 
 
-def _cost(own: Plan, mapping: MeshMapping) -> UnitCost | None:
+def _cost(own: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: int) -> UnitCost | None:
     """None if a collective has no time."""
-    seconds = stage_seconds(own, mapping)
+    seconds = stage_seconds(own, mapping, gathering, microbatches)
     if seconds is None:
         return None
     saved, working = microbatch_bytes(own.request, own.mesh, own.tensors)
     memory = own.memory
     return UnitCost(
         seconds=seconds,
-        stored_bytes=memory.state_bytes + memory.gradients_bytes,
+        stored_bytes=memory.state_bytes + memory.gradients_bytes + gathered_bytes(own, gathering),
         saved_bytes=saved,
         working_bytes=working,
     )

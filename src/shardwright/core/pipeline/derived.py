@@ -32,7 +32,7 @@ def planned_pipeline(
 ) -> Pipeline:
     """The pipeline with what each stage needs. ``held``: the plan of what its devices hold, for each stage. ``ends``: that of the ends
     that all stages share."""
-    gathering = _gathering(request, choice)
+    gathering = gathering_in(request, choice)
     pipeline = Pipeline.of(
         stage_axes(request, mesh),
         choice,
@@ -44,7 +44,8 @@ def planned_pipeline(
     return pipeline if ends is None else replace(pipeline, shared=planned_ends(request, mesh, ends))
 
 
-def _gathering(request: Request, choice: Choice) -> Gathering:
+def gathering_in(request: Request, choice: Choice) -> Gathering:
+    """When the stages of a pipeline gather their weights."""
     return gathering_of(choice.schedule, request.remat) if request.engine == "torch" else EACH_PASS
 
 
@@ -62,14 +63,18 @@ def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, gathering: G
         amax_history_bytes=plan.memory.amax_history_bytes,
         saved_bytes=saved,
         working_bytes=working,
-        gathered_bytes=sum(_gathered_bytes(plan, gathering)),
+        gathered_bytes=gathered_bytes(plan, gathering),
         output_bytes=plan.by_name["residual.stream"].bytes_per_device,
         work=work_of(units),
     )
 
 
+def gathered_bytes(plan: Plan, gathering: Gathering) -> int:
+    """What weights of a stage take that stay gathered in a step, and their unsharded gradients where these are reduced at its end."""
+    return sum(_gathered_bytes(plan, gathering))
+
+
 def _gathered_bytes(plan: Plan, gathering: Gathering) -> Iterator[int]:
-    """What weights take that stay gathered in a step, and their unsharded gradients where these are reduced at its end."""
     for row in trained(plan.request, plan.weights):
         once = gathering.ends_once if row.stack is None else gathering.once
         first = None if row.stack is None else plan.request.table.weight(row.name).first_in_stack
@@ -122,7 +127,7 @@ def collectives_of(
     else:
         stages = [plans[stage.number] for stage in pipeline.of_rank(rank)]
         of_rank = (
-            *_of_stages(request, stages, _gathering(request, pipeline.choice)),
+            *_of_stages(request, stages, gathering_in(request, pipeline.choice)),
             *_of_stages(request, shared, EACH_PASS),
             *_transfers(pipeline, rank),
             *_of_tied(pipeline, plans, rank),
@@ -150,6 +155,12 @@ def _of_stages(request: Request, plans: Sequence[Plan], gathering: Gathering) ->
             times = _times_a_step(one, plan, gathering, request.microbatches)
             if times:
                 yield replace(one, count_per_step=one.count_per_step * times)
+
+
+def share_of_microbatch(one: PlannedCollective, plan: Plan, gathering: Gathering, microbatches: int) -> float:
+    """How often a collective of a stage's plan is executed for each of its executions in that plan, for one microbatch: less than once
+    where it is executed once a step. An update is one of the step."""
+    return 1.0 if one.phase == "update" else _times_a_step(one, plan, gathering, microbatches) / microbatches
 
 
 def _times_a_step(one: PlannedCollective, plan: Plan, gathering: Gathering, microbatches: int) -> int:

@@ -31,8 +31,8 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCost:
-    """What a unit takes on the chips of a plan. ``seconds``: of all passes of a microbatch. ``stored_bytes``: on a device, with gradients and
-    moments. ``saved_bytes``: of a live microbatch. ``working_bytes``: what one pass needs besides."""
+    """What a unit takes on the chips of a plan. ``seconds``: of all passes of a microbatch. ``stored_bytes``: on a device, with gradients,
+    moments, and weights that stay gathered. ``saved_bytes``: of a live microbatch. ``working_bytes``: what one pass needs besides."""
 
     seconds: float
     stored_bytes: int

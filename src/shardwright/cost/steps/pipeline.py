@@ -7,6 +7,7 @@
 | quantizing | the passes over memory of a microbatch's operands, all with its backward pass |
 | its halves | half of the backward phase each; what is recomputed belongs to the gradient of the input |
 | an end that all stages share | its phases, for one microbatch, on all ranks together: in addition to the timetable |
+| weights that stay gathered, gradients reduced at the end | once a step, in equal parts with each microbatch |
 | a transfer | a permute of the residual stream, hidden behind the passes between; a rank that waits for it is idle |
 
 Reductions over replicas and the update of the weights come after the last pass, on every rank at the same time.
@@ -17,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from shardwright.core.pipeline.derived import gathering_in, share_of_microbatch
 from shardwright.core.plan.plan import Phase, Plan, StepCost
 from shardwright.core.schedules.actions import Kind
+from shardwright.core.stages.gathering import EACH_PASS, Gathering
 from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
@@ -49,7 +52,11 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     send = time_of("permute", max(stage.output_bytes for stage in pipeline.stages), mapping.group(pipeline.axes), rates)
     ends = plan.ends_plan
     planned = [*plan.stage_plans, *([] if ends is None else [ends])]
-    phases = [_phases(one, mapping, chip, reading) for one in planned]
+    gathering = gathering_in(plan.request, pipeline.choice)
+    phases = [
+        _phases(one, mapping, chip, reading, EACH_PASS if one is ends else gathering, plan.request.microbatches)
+        for one in planned
+    ]
     known = [one for one in phases if one is not None]
     if send is None or len(known) < len(phases):
         return None
@@ -69,18 +76,21 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, chip, reading))
 
 
-def stage_seconds(stage: Plan, mapping: MeshMapping) -> float | None:
-    """All passes of one microbatch of a stage, by the plan of the stage; None if a collective has no time."""
+def stage_seconds(stage: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: int) -> float | None:
+    """All passes of one microbatch of a stage, by the plan of the stage; None if a collective has no time. What is gathered or reduced once
+    a step counts in equal parts for each of the ``microbatches``."""
     chip = mapping.machine.numbers
     assert chip is not None
-    phases = _phases(stage, mapping, chip, "used")
+    phases = _phases(stage, mapping, chip, "used", gathering, microbatches)
     if phases is None:
         return None
     work = _work(phases, _quantizing(stage, chip, "used"))
     return work["forward"] + work["backward"]
 
 
-def _phases(stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading) -> Phases | None:
+def _phases(
+    stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading, gathering: Gathering, microbatches: int
+) -> Phases | None:
     rates = Rates.of(chip, reading)
     times = [
         time_of(one.kind, one.bytes_per_device, mapping.group(one.axes, one.subgroup), rates)
@@ -91,7 +101,8 @@ def _phases(stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Readi
     computing = computing_seconds(stage, chip, reading)
     if computing is None or len(known) < len(seconds):
         return None
-    return phase_times(stage, known, computing)
+    shares = [share_of_microbatch(one, stage, gathering, microbatches) for one in stage.collectives]
+    return phase_times(stage, [second * share for second, share in zip(known, shares, strict=True)], computing)
 
 
 def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:
