@@ -3,6 +3,7 @@
 moe.py       moving tokens or expert weights, by time
 stages.py    the units of a pipeline's stages, by time and bytes
 topology.py  SW201, SW202, SW204
+on_links.py  SW201 of stages: links that are too slow or too fast for them
 calibration.py  numbers of chips by measurements on them
 price.py     adds all of these to a plan
 wording.py   seconds and rates as findings write them

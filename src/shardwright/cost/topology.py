@@ -17,6 +17,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.on_links import stages_on_links
 from shardwright.cost.steps.collectives import Rates, time_of
 from shardwright.cost.steps.step import Times, seconds_of, timed
 from shardwright.cost.wording import rate_text, seconds_text
@@ -79,6 +80,7 @@ def _after(candidate: Candidate, plan: Plan, machine: Machine, errors: set[Key])
 
 def _drafts(timed_plan: TimedPlan) -> Iterator[Draft]:
     yield from _hot_axes_outside(timed_plan)
+    yield from stages_on_links(timed_plan.plan, timed_plan.mapping, timed_plan.seconds)
     yield from _open_lines(timed_plan)
     yield from _small_messages(timed_plan)
 

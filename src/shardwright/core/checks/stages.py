@@ -37,6 +37,7 @@ def stages(plan: Plan) -> Iterator[Draft]:
         yield _fault(plan, fault)
     if plan.pipeline is not None:
         yield from _waiting(plan, plan.pipeline)
+        yield from _gathered(plan, plan.pipeline)
         yield from _tied(plan, plan.pipeline)
 
 
@@ -135,6 +136,30 @@ def _waiting(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
             *(option("microbatches", number) for number in filling),
             both(option("batch", readers * choice.ranks), option("microbatches", choice.ranks)),
         ),
+    )
+
+
+def _gathered(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
+    """A divided backward pass, whose second half needs the weights that the first one had: PyTorch keeps those of a stage gathered."""
+    schedule = pipeline.choice.schedule
+    if not SCHEDULES[schedule].splits or not pipeline.stages[0].gathered_bytes:
+        return
+    most = max(sum(stage.gathered_bytes for stage in pipeline.of_rank(r)) for r in range(pipeline.choice.ranks))
+    axis = pipeline.axes[0]
+    whole = [name for name, one in SCHEDULES.items() if not one.splits and name != "circular"]
+    yield Draft(
+        finding=Finding(
+            code="SW110",
+            severity="info",
+            where=f"schedule '{schedule}' of layout '{plan.request.layout.name}'",
+            position=plan.request.layout.entries[axis].position,
+            found=f"schedule '{schedule}' divides the backward pass: weights of a stage stay gathered, and their gradients unsharded, until "
+            f"the end of a step",
+            needed="nothing; a weight that is freed between the halves would have no gradient, or a wrong one. Schedules "
+            f"{either(whole)} free each layer's",
+            cost=f"{bytes_text(most)} on a device, and one gather of each weight a step",
+        ),
+        candidates=(),
     )
 
 
