@@ -19,7 +19,7 @@ LOCAL, STORE = LocalFiles(), StoreFiles()
 
 
 def system_of(place: AnyPlace) -> FileSystem[AnyPlace]:
-    """Where the kinds of places are told apart."""
+    """What knows the files of a place: here the kinds of places are distinguished."""
     return cast(FileSystem[AnyPlace], STORE if isinstance(place, Url) else LOCAL)
 
 
