@@ -4,7 +4,7 @@ A group has the weights of one layer (or of the ends of the model) with the same
 all-reduces a group's gradients over the replica axes that all its weights share. The gradients are all-reduced over a
 weight's other replica axes after the last microbatch.
 
-And update groups: the weights of one layer whose update is sharded over the same axes, and the weights are not. A group has one reduce-scatter
+And update groups: the weights of one layer, or of one end of the model, whose update is sharded over the same axes, and the weights are not. A group has one reduce-scatter
 of its gradients, and one all-gather of its updated weights, for each of up to two sets of axes: those that shard the gradient in each
 microbatch, and those that shard it after the last one. ``fully_shard`` has no part in it.
 """
@@ -248,11 +248,13 @@ class UpdateGroup:
 
 
 def update_groups(weights: Iterable[WeightOfLayer]) -> tuple[UpdateGroup, ...]:
-    """The groups of one layer's weights, in the order of the weights; none of weights whose update is sharded as they are."""
+    """The groups of the weights of one layer, or of the ends, in the order of the weights; none of weights whose update is sharded as they are."""
     found: dict[tuple[object, ...], list[WeightOfLayer]] = {}
     for one in weights:
         if one.update_splits:
-            key = (one.update_splits, one.num_in_microbatches, one.all_reduced, one.dtype, one.reduce_dtype)
+            # The gradient of the logits is made first and that of the embedding last: neither waits for the other.
+            end = one.component if one.stack is None else ""
+            key = (end, one.update_splits, one.num_in_microbatches, one.all_reduced, one.dtype, one.reduce_dtype)
             found.setdefault(key, []).append(one)
     return tuple(
         UpdateGroup(

@@ -92,7 +92,7 @@ class Updated:
     def _scattered(self, arrays: Sequence[torch.Tensor], number: int) -> list[torch.Tensor]:
         peers, weights = self._peers[number], self.group.weights
         rows = [self._by_peer(array, one, peers) for array, one in zip(arrays, weights, strict=True)]
-        full = torch.cat(rows, dim=1).flatten()
+        full = (torch.cat(rows, dim=1) if len(rows) > 1 else rows[0]).flatten()
         out = full.new_empty(full.numel() // peers.size)
         assert peers.group is not None
         with self._moving():
@@ -110,14 +110,22 @@ class Updated:
         peers, weights = self._peers[number], self.group.weights
         own = [self._by_peer(array, one, peers)[peers.index] for array, one in zip(arrays, weights, strict=True)]
         flat = torch.cat(own)
-        out = flat.new_empty(peers.size * flat.numel())
+        # One weight whose shards are its rows needs no second copy of it.
+        in_place = len(arrays) == 1 and arrays[0].is_contiguous() and self._by_rows(arrays[0], weights[0], peers)
+        out = arrays[0].view(-1) if in_place else flat.new_empty(peers.size * flat.numel())
         assert peers.group is not None
         with self._moving():
             all_gather(out, flat, peers.group)
+        if in_place:
+            return
         parts = out.view(peers.size, -1).split([one.numel() for one in own], dim=1)
         for array, one, part in zip(arrays, weights, parts, strict=True):
             rows = array.shape[one.update_dim]
             array.copy_(self._as_shard(part, array, one, peers, whole=True)[:rows].movedim(0, one.update_dim))
+
+    @staticmethod
+    def _by_rows(array: torch.Tensor, one: WeightOfLayer, peers: Peers) -> bool:
+        return one.update_dim == 0 and array.shape[0] % peers.size == 0
 
     @staticmethod
     def _by_peer(array: torch.Tensor, one: WeightOfLayer, peers: Peers) -> torch.Tensor:
