@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +14,16 @@ import pytest
 
 from shardwright.cli.main import main
 from tests.engine_jax.commands import compiled_once
-from tests.engine_torch.commands import KILLED_WITHIN_S, flip, killed_in_load, losses, pid_of_rank, run, started
+from tests.engine_torch.commands import (
+    KILLED_WITHIN_S,
+    flip,
+    killed_in_load,
+    losses,
+    pid_of_rank,
+    run,
+    started,
+    wait_for,
+)
 from tests.matrix import rest
 
 MODEL = ["mixtral-test", "--batch", "8", "--length", "16", "--steps", "6", "--set", "num_layers=1"]
@@ -136,12 +144,6 @@ def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.Captu
         return message
 
     return refused
-
-
-def wait_for(happened, process: subprocess.Popen) -> None:
-    while not happened():
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
 
 
 # Ranks that load no framework show the same in `tests/cli/test_ranks.py`.

@@ -102,6 +102,16 @@ def mesh_of(module: FSDPModule) -> DeviceMesh:
     return _groups(module)[0].mesh_info.mesh
 
 
+def forget_forward_order(modules: Iterable[FSDPModule]) -> None:
+    """Have the next backward pass gather ahead in the order of the next forward pass alone. With several microbatches between their passes,
+    ``fully_shard`` takes the order of all: after the first layer it would gather the last one again, in vain."""
+    for module in modules:
+        # Before the first forward pass there is none.
+        getattr(_state(module)._comm_ctx, "post_forward_order", []).clear()
+        for group in _groups(module):
+            group._post_forward_indices.clear()
+
+
 def end_backward(modules: Iterable[FSDPModule]) -> None:
     """What ``fully_shard`` does at the end of a backward pass, for modules of which the outermost is the first: gradients are cast and
     summed, or reduced, as the modules are set. Its hooks do not run where ``torch.autograd.grad`` makes half of the pass."""
@@ -118,7 +128,7 @@ def _groups(module: FSDPModule) -> Sequence[Any]:
     """The parameter groups of a module: several in 2.13, one at most in 2.11."""
     state = _state(module)
     groups = getattr(state, "_fsdp_param_groups", None)
-    return groups if groups is not None else [state._fsdp_param_group]
+    return groups if groups is not None else [one for one in (state._fsdp_param_group,) if one is not None]
 
 
 def halves() -> tuple[Any, Any]:

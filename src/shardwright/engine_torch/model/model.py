@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import torch
@@ -23,7 +24,7 @@ class Model:
     """The stages of a rank, by their numbers, and the timetable of its step.
 
     Without a pipeline there is one stage, number 0. ``weights_on``: the device on which weights are allocated, if not the rank's.
-    ``how_many``: see ``HowMany``. ``only``: one stage alone. ``rank``: in the pipeline. ``table``: that of the step.
+    ``how_many``: see ``HowMany``. ``only``: some of the stages. ``rank``: in the pipeline. ``table``: that of the step.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Model:
         ranks: Ranks,
         weights_on: torch.device | None = None,
         how_many: HowMany = as_counted,
-        only: int | None = None,
+        only: Collection[int] | None = None,
     ) -> None:
         self.plan, self.ranks = plan, ranks
         pipeline, num = plan.pipeline, plan.request.microbatches
@@ -42,7 +43,7 @@ class Model:
             plans, gathering = {0: plan}, gathering_of(None, plan.request.remat)
         else:
             self.rank, self.table = place_in_stage(pipeline, plan.mesh, ranks.rank)[0], pipeline.choice.table
-            numbers = [stage.number for stage in pipeline.of_rank(self.rank) if only in (None, stage.number)]
+            numbers = [stage.number for stage in pipeline.of_rank(self.rank) if only is None or stage.number in only]
             plans = {number: plan.stage_plans[number] for number in numbers}
             inside = ranks.beside(pipeline.axes)
             gathering = gathering_of(pipeline.choice.schedule, plan.request.remat)

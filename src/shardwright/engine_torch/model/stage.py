@@ -230,10 +230,10 @@ class Stage:
             x_BLM, of_layer = module(x_BLM, shared)
             if of_layer is not None:
                 counts.setdefault(name, []).append(of_layer)
+        assert x_BLM is not None
         if not self.has_logits or part not in (None, "logits"):
             # `fully_shard` warns of a view, which the embedding alone may be.
             return Result(no_view(x_BLM) if x_BLM._is_view() else x_BLM, None, None, counts)
-        assert x_BLM is not None
         return self._loss(params, batch, x_BLM)._replace(counts=counts)
 
     def _called(self, batch: Batch) -> Iterator[Called]:

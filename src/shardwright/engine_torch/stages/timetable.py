@@ -12,7 +12,7 @@ import torch
 from shardwright.core.schedules.actions import Action
 from shardwright.engine_torch.experts.moe import MoeCounts
 from shardwright.engine_torch.io.dtypes import torch_dtype
-from shardwright.engine_torch.io.private import end_backward
+from shardwright.engine_torch.io.private import end_backward, forget_forward_order
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.model.stage import Batch, Stage
@@ -117,6 +117,7 @@ class _Step:
         stage, num = self._model.stages[number], self._model.table.microbatches
         stage.moment = replace(stage.moment, microbatch=microbatch)
         rows = {name: array[microbatch::num] for name, array in self._batch.items()}
+        forget_forward_order(stage.sharded())
         arriving = self._inputs.pop(place, None)
         made = forward(stage, rows, None if arriving is None else arriving.wait())
         self._passes[place] = made
