@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.pipeline.ends import planned_ends
 from shardwright.core.pipeline.program import program_collectives
 from shardwright.core.pipeline.requests import stage_axes
 from shardwright.core.pipeline.tied import tied_stages
+from shardwright.core.plan.collectives import made_of_the_input
 from shardwright.core.plan.fsdp_groups import trained, weight_of_layer
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.plan import Memory, Phase, Plan, PlannedCollective, TensorPlan
@@ -151,10 +153,25 @@ def collectives_of(
 
 def _of_stages(request: Request, plans: Sequence[Plan], gathering: Gathering) -> Iterator[PlannedCollective]:
     for plan in plans:
-        for one in plan.collectives:
+        for one in _with_halves(plan) if gathering.split and request.remat == "full" else plan.collectives:
             times = _times_a_step(one, plan, gathering, request.microbatches)
             if times:
                 yield replace(one, count_per_step=one.count_per_step * times)
+
+
+def _with_halves(plan: Plan) -> Iterator[PlannedCollective]:
+    """The collectives of a microbatch whose backward pass is in halves. The first one computes each layer again to its end: so also what a
+    layer does last, which a backward pass in one piece does not need."""
+    table = plan.request.table
+    for one in plan.collectives:
+        rows = [plan.by_name[name] for name in one.tensors if name in plan.by_name]
+        in_layers = one.component not in OUTSIDE_LAYERS and any(row.kind == "activation" for row in rows)
+        if not in_layers or all(made_of_the_input(table, row.name) for row in rows):
+            yield one
+        elif one.phase != "recompute":
+            yield one
+            if one.phase == "forward":
+                yield replace(one, phase="recompute")
 
 
 def share_of_microbatch(one: PlannedCollective, plan: Plan, gathering: Gathering, microbatches: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,7 +47,8 @@ def imagined_step(model: Model, rows: int) -> Imagined:
     """A step of a model whose weights have no values yet, on ``rows`` rows of all ranks."""
     plan = model.plan
     options = OptimizerOptions(steps=1, lr=1e-4, warmup=0, weight_decay=0.1, clip=1.0)
-    counting = Counting(plan.mesh, of_weights(model.groups, plan.mesh))
+    named = [of_weights(stage.groups, plan.mesh) for stage in model.stages.values()]
+    counting = Counting(plan.mesh, dict(ChainMap(*named)))
     with without_values(), counting, counting.held.watching_sizes():
         model.to_empty(device=model.ranks.device)
         state = _state(model)

@@ -82,10 +82,11 @@ Part = Literal["embedding", "logits"] | Called
 
 class Segment(NamedTuple):
     """A part of a stage whose backward pass can be made alone. ``run(x_BLM)``: what it computes; of the embedding ``x_BLM`` is None.
-    ``weights``: those in use, while they are gathered."""
+    ``weights``: those in use, while they are gathered. ``is_layer``: not an end."""
 
     run: Callable[[torch.Tensor | None], Result]
     weights: Callable[[], list[nn.Parameter]]
+    is_layer: bool
 
 
 class Stage:
@@ -183,7 +184,11 @@ class Stage:
         ]
         # All are called through the root, which ``fully_shard`` needs.
         return [
-            Segment(lambda x_BLM, part=part: self.root(batch, x_BLM, part), partial(_own_weights, module))
+            Segment(
+                lambda x_BLM, part=part: self.root(batch, x_BLM, part),
+                partial(_own_weights, module),
+                isinstance(part, Called),
+            )
             for part, module in parts
         ]
 

@@ -120,17 +120,17 @@ class _Left(NamedTuple):
 
 
 class InHalves:
-    """A pass whose backward pass is in halves. ``again``: whether segments are computed again in the first half."""
+    """A pass whose backward pass is in halves. Layers save what ``remat`` says, and the ends all, as in other passes."""
 
     def __init__(self, stage: Stage, batch: Batch, x_BLM: torch.Tensor | None) -> None:
         self._stage = stage
-        self._again = stage.plan.request.remat != "none"
+        again = stage.plan.request.remat != "none"
         self._kept: list[tuple[Segment, torch.Tensor | None] | _Computed] = []
         self._left: list[_Left] = []
         counts: dict[str, list[MoeCounts]] = {}
         last = None
         for segment in stage.segments(batch):
-            if self._again:
+            if again and segment.is_layer:
                 with torch.no_grad():
                     last = segment.run(x_BLM)
                 self._kept.append((segment, x_BLM))
