@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -47,8 +46,10 @@ def imagined_step(model: Model, rows: int) -> Imagined:
     """A step of a model whose weights have no values yet, on ``rows`` rows of all ranks."""
     plan = model.plan
     options = OptimizerOptions(steps=1, lr=1e-4, warmup=0, weight_decay=0.1, clip=1.0)
-    named = [of_weights(stage.groups, plan.mesh) for stage in model.stages.values()]
-    counting = Counting(plan.mesh, dict(ChainMap(*named)))
+    named = {
+        key: owner for stage in model.stages.values() for key, owner in of_weights(stage.groups, plan.mesh).items()
+    }
+    counting = Counting(plan.mesh, named)
     with without_values(), counting, counting.held.watching_sizes():
         model.to_empty(device=model.ranks.device)
         state = _state(model)
