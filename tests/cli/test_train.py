@@ -13,6 +13,7 @@ from shardwright import InputError, Plan
 from shardwright.cli.main import main
 from shardwright.cli.running.train import ended
 from shardwright.cli.typed.devices import simulate_devices
+from shardwright.report.text.units import pretty_bytes, pretty_seconds
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
 ENGINE = "shardwright.engine_jax.training.run"
@@ -121,6 +122,29 @@ def test_a_finished_run_has_no_line_about_resuming():
     outcome = RunOutcome(ended="finished", step=20, loss=None, checkpoint=None, metrics=Path("m.jsonl"))
     text = ended(outcome, RunOptions(steps=20, out=Path("a")))
     assert text == "finished after step 20 of 20\n  metrics     m.jsonl"
+
+
+def test_what_was_measured_is_beside_what_was_planned(calls):
+    assert main([*TRAIN, "--layout", "fsdp", "--mesh", "fsdp=8", "--chips", "h100:8", "--json"]) == 0
+    ((run, plan),) = calls
+    assert plan.step is not None
+    planned_s, planned_bytes = plan.step.seconds, plan.memory.total_bytes_per_device
+    outcome = RunOutcome(
+        ended="finished",
+        step=20,
+        loss=None,
+        checkpoint=None,
+        metrics=Path("m.jsonl"),
+        step_s=planned_s * 1.25,
+        measured_bytes=planned_bytes // 2,
+    )
+    _, _, time, memory = ended(outcome, run, plan).split("\n")
+    assert time.startswith("  a step      ")
+    assert time.endswith(f", planned {pretty_seconds(planned_s)}: +25%")
+    assert memory.startswith("  a device    ")
+    assert memory.endswith(f", planned {pretty_bytes(planned_bytes)}: -50%")
+    data = outcome.to_json()
+    assert (data["step_s"], data["measured_bytes"]) == (planned_s * 1.25, planned_bytes // 2)
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])

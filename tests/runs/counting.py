@@ -27,6 +27,7 @@ class Counting:
         self.offsets, self.versions = offsets, versions
         self.calls: list[str] = []
         self.overflow_at: int | None = None
+        self.peak_bytes: int | None = None
         self._sums_RW = np.zeros(INFO.shape, np.int64)
         self._step = 0
 

@@ -51,6 +51,19 @@ def test_every_row_once_in_the_order_of_the_seed(tmp_path: Path) -> None:
     ]
 
 
+def test_the_last_line_has_what_was_planned_beside_what_was_measured(tmp_path: Path) -> None:
+    engine = counting()
+    engine.peak_bytes = 123
+    ended = go(engine, options(tmp_path))
+    *others, last = [json.loads(line) for line in ended.metrics.read_text().splitlines()]
+    assert (last["measured_bytes"], last["planned_bytes"]) == (123, plan_of().memory.total_bytes_per_device)
+    assert "planned_step_s" not in last  # The plan has no chips.
+    assert not {name for line in others for name in line if name.startswith(("planned", "measured"))}
+    assert ended.measured_bytes == 123
+    assert ended.step_s is not None
+    assert go(counting(), options(tmp_path), out=tmp_path / "short", steps=2).step_s is None
+
+
 def test_another_engine_goes_on_under_another_layout(tmp_path: Path) -> None:
     run_options = options(tmp_path)
     assert go(counting(), run_options, stop_after=3).ended == "stopped"

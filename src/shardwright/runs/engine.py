@@ -74,6 +74,11 @@ class Engine(Protocol):
         """The rows of a step that this process reads, counted from the step's first row, ascending."""
         ...
 
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that a device of this process has held until now; None where the framework does not say it."""
+        ...
+
     def begin(self, checkpoint: Weights | None, seed: int, *, weights_only: bool = False) -> int:
         """Make the initial values of ``seed``, or read the state of a checkpoint. Returns the number of steps done.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Literal
 
 from shardwright.checkpoint import RunPoint
@@ -16,7 +17,7 @@ from shardwright.runs.engine import Engine
 from shardwright.runs.fingerprint import rules_of_run
 from shardwright.runs.hold import Hold
 from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
-from shardwright.runs.metrics.records import StepMetrics, record_of, require_sound
+from shardwright.runs.metrics.records import StepMetrics, beside_plan, record_of, require_sound
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.replicas import require_equal
 from shardwright.runs.processes.signals import stop_on_signal
@@ -26,6 +27,9 @@ from shardwright.runs.store import key_of_run
 from shardwright.storage.url import Place
 from shardwright.training.changes import CHANGES, Change
 from shardwright.training.options import METRICS_FILE, SAVED_METRICS, Listener, RunOptions, RunOutcome
+
+SETTLED = 2
+"""The first steps of a run, which its time for a step leaves out: they compile, allocate or fill caches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +74,7 @@ class Loop:
             # Gloo waits only 30 s for its peers, and the compile times of two processes may differ by more.
             self.group.exchange("the step is compiled", None)
             loss, ending = math.nan, Ending(last)
+            times: list[float] = []
             with (
                 self._journal(first) as records,
                 Saver(
@@ -90,7 +95,9 @@ class Loop:
                         batch = next(ahead)
                         metrics = self.engine.step(batch)
                     saver.check()
-                    self._record(number, metrics, time.perf_counter() - started, records)
+                    step_s = time.perf_counter() - started
+                    times.append(step_s)
+                    self._record(number, metrics, step_s, records)
                     loss = metrics.loss
                     # Read the signal only once: one that came between two reads would end the run without saving it.
                     ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
@@ -107,6 +114,8 @@ class Loop:
                 checkpoint=saved,
                 metrics=metrics_path,
                 changes=self.changes,
+                step_s=median(times[SETTLED:]) if len(times) > SETTLED else None,
+                measured_bytes=self.engine.peak_bytes,
             )
 
     def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
@@ -127,6 +136,8 @@ class Loop:
         if self.hold is not None:
             self.hold.keep()
         record = record_of(number, metrics, step_s)
+        if number == self.options.last_step:
+            record = beside_plan(record, self.plan, self.engine.peak_bytes)
         if records is not None:
             records.write(record)
         self.shown.step(record)

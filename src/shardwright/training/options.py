@@ -147,7 +147,8 @@ class RunOptions:
 class RunOutcome:
     """How a run ended. ``step``: steps done, with those before a resume. ``loss``: of this run's last step, None if it did none.
 
-    ``changes``: of its options, where it was resumed.
+    ``changes``: of its options, where it was resumed. ``step_s``: the median of this run's steps, without those that compile or settle;
+    None if it has too few. ``measured_bytes``: the most that a device of the first process has held, where it says it.
     """
 
     ended: Literal["finished", "stopped", "interrupted"]
@@ -156,8 +157,11 @@ class RunOutcome:
     checkpoint: Place | None
     metrics: Path
     changes: Sequence[Change] = ()
+    step_s: float | None = None
+    measured_bytes: int | None = None
 
     def to_json(self) -> dict[str, object]:
+        measured = {"step_s": self.step_s, "measured_bytes": self.measured_bytes}
         return {
             "ended": self.ended,
             "step": self.step,
@@ -165,6 +169,7 @@ class RunOutcome:
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
             "metrics": str(self.metrics),
             "changes": [change.to_json() for change in self.changes],
+            **{name: value for name, value in measured.items() if value is not None},
         }
 
 
@@ -173,7 +178,8 @@ class StepRecord:
     """The record of one step. ``step`` counts from 1; ``tokens`` are the valid ones of the global step.
 
     ``grad_norm``: the global norm of the gradients before clipping. ``dropped``: token-expert assignments beyond the
-    capacity of an expert, in all layers.
+    capacity of an expert, in all layers. Of a run's last step, where they are known: ``planned_step_s`` and ``planned_bytes`` of a
+    device by the plan, and ``measured_bytes``, the most that a device has held.
     """
 
     step: int
@@ -183,6 +189,9 @@ class StepRecord:
     tokens_per_s: float
     step_s: float
     dropped: int = 0
+    planned_step_s: float | None = None
+    planned_bytes: int | None = None
+    measured_bytes: int | None = None
 
 
 class Listener(Protocol):

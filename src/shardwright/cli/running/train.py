@@ -20,6 +20,8 @@ from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request
 from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.core.findings.errors import FindingsError
+from shardwright.core.plan.plan import Plan
+from shardwright.report.text.units import pretty_bytes, pretty_seconds
 from shardwright.training.cluster import CommandLine, Processes, find_processes
 from shardwright.training.options import RunOptions, RunOutcome, Silent, require_folder
 
@@ -77,7 +79,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
             if prints:
                 write_json({"plan": plan.to_json(), "run": {**outcome.to_json(), "said": shown.messages}})
         if views:
-            sys.stdout.write(ended(outcome, run) + "\n")
+            sys.stdout.write(ended(outcome, run, plan) + "\n")
     return 0
 
 
@@ -134,13 +136,22 @@ def _own_output(processes: Processes | None) -> Iterator[None]:
         os.close(kept)
 
 
-def ended(outcome: RunOutcome, run: RunOptions) -> str:
+def ended(outcome: RunOutcome, run: RunOptions, plan: Plan | None = None) -> str:
     """How the run ended, where its files are, and how to go on with it."""
     loss = "" if outcome.loss is None else f", loss {outcome.loss:.4f}"
     lines = [f"{outcome.ended} after step {outcome.step:,} of {run.steps:,}{loss}"]
     if outcome.checkpoint is not None:
         lines.append(f"  checkpoint  {outcome.checkpoint}")
     lines.append(f"  metrics     {outcome.metrics}")
+    step = None if plan is None else plan.step
+    if step is not None and outcome.step_s is not None:
+        planned_s, measured_s = pretty_seconds(step.seconds), pretty_seconds(outcome.step_s)
+        lines.append(f"  a step      {measured_s}, planned {planned_s}: {outcome.step_s / step.seconds - 1:+.0%}")
+    if plan is not None and outcome.measured_bytes is not None:
+        measured, planned = outcome.measured_bytes, plan.memory.total_bytes_per_device
+        lines.append(
+            f"  a device    {pretty_bytes(measured)}, planned {pretty_bytes(planned)}: {measured / planned - 1:+.0%}"
+        )
     if outcome.ended != "finished":
         lines.append("  to go on    the same command with --resume, on any layout")
     return "\n".join(lines)

@@ -54,6 +54,11 @@ class JaxEngine:
     def offsets(self) -> Sequence[int]:
         return self._feed.offsets
 
+    @property
+    def peak_bytes(self) -> int | None:
+        stats = (device.memory_stats() or {} for device in self._mesh.local_devices)
+        return max((stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat), default=None)
+
     def begin(self, checkpoint: Weights | None, seed: int, *, weights_only: bool = False) -> int:
         # Free a state from a checkpoint that another process found damaged, before the next checkpoint is read.
         self._state = None

@@ -79,6 +79,10 @@ class TorchEngine:
         return {"torch": torch.__version__}
 
     @property
+    def peak_bytes(self) -> int | None:
+        return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
+
+    @property
     def offsets(self) -> Sequence[int]:
         return self._feed.offsets
 

@@ -42,7 +42,7 @@ class Journal:
         self._file, self._board = file, board
 
     def write(self, record: StepRecord) -> None:
-        values = asdict(record)
+        values = {name: value for name, value in asdict(record).items() if value is not None}
         line = (json.dumps(values) + "\n").encode()
         with _explained(Path(str(self._file.name))):
             if self._file.write(line) != len(line):

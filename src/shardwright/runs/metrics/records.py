@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.findings.errors import ShardwrightError
 from shardwright.core.plan.plan import Plan
@@ -42,6 +42,18 @@ def record_of(number: int, metrics: StepMetrics, step_s: float) -> StepRecord:
         dropped=metrics.dropped,
         tokens_per_s=metrics.tokens / step_s,
         step_s=step_s,
+    )
+
+
+def beside_plan(record: StepRecord, plan: Plan, measured_bytes: int | None) -> StepRecord:
+    """The record of a run's last step with what was planned, where there is something to compare: a time, or the bytes of a device."""
+    if plan.step is None and measured_bytes is None:
+        return record
+    return replace(
+        record,
+        planned_step_s=None if plan.step is None else plan.step.seconds,
+        planned_bytes=plan.memory.total_bytes_per_device,
+        measured_bytes=measured_bytes,
     )
 
 
