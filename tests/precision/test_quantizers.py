@@ -71,6 +71,20 @@ def test_both_engines_have_the_bytes_of_the_oracle(name: str) -> None:
                 np.testing.assert_array_equal(ours, theirs, err_msg=f"{engine}, {kind}: {what}")
 
 
+@pytest.mark.parametrize("name", [name for name, one in QUANTIZERS.items() if one.of_tensor])
+def test_a_compiler_rounds_the_scale_of_each_tensor_as_the_formula_does(name: str) -> None:
+    """As of experts: a thousand tensors at once, of which each has one scale, so that a last bit is seen."""
+    quantizer, draw = QUANTIZERS[name], np.random.default_rng(8)
+    x = draw.standard_normal((1000, 16, 16)) * np.exp(draw.uniform(-9, 9, (1000, 1, 1)))
+    x = x.astype(np.float32)
+    ours = jax.jit(partial(on_jax.quantized, quantizer=quantizer))(x)
+    theirs = on_torch.quantized(torch.from_numpy(x), quantizer)
+    for what, our, their in zip(Quantized._fields, ours, theirs, strict=True):
+        assert (our is None) == (their is None)
+        if our is not None:
+            np.testing.assert_array_equal(_array(our).view(np.uint8), _array(their).view(np.uint8), err_msg=what)
+
+
 @pytest.mark.parametrize("name", QUANTIZERS)
 def test_both_engines_have_the_values_of_the_codes(name: str) -> None:
     """Within half of the distance of two codes; infinite and NaN elements are never finite."""

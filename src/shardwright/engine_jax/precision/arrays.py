@@ -12,8 +12,11 @@ from shardwright.core.recipes.arrays import Arrays
 
 
 def _quotient(x: Any, y: Any) -> jax.Array:
-    # A compiler may multiply by the reciprocal of a constant, and join quotients of quotients; each rounds differently.
-    x, y = lax.optimization_barrier((jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)))
+    # A compiler may multiply by the reciprocal of a constant or of what is broadcast, and join quotients of quotients; each rounds
+    # differently. XLA expands barriers before its last simplifications. So the divisor is one of each element, NaN for NaN, which
+    # changes no quotient.
+    x, y = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
+    x, y = lax.optimization_barrier((x, jnp.where(x == x, y, jnp.nan)))
     return lax.optimization_barrier(jnp.divide(x, y))
 
 
