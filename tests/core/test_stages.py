@@ -187,7 +187,7 @@ def test_bubbles_are_those_of_the_papers(name: str, virtual: int, ranks: int, mi
 def test_a_plan_with_stages_adds_up(engine):
     """The weights of all ranks are the model's; what a rank holds and moves is what its stages' own plans say."""
     plan = staged("deepseek3-test", stages=3, fsdp=2, batch=24, microbatches=6, engine=engine)
-    assert [finding.code for finding in plan.errors] == (["SW415"] if engine == "torch" else [])
+    assert not plan.errors
     pipeline = plan.pipeline
     assert pipeline is not None
     alone = [sw.make_plan(request) for request in stage_requests(plan.request, plan.mesh, pipeline.choice)]

@@ -62,6 +62,6 @@ def test_a_finding_on_the_layout_has_its_place_in_the_users_file(tmp_path, monke
     """The layout has no file of its own yet."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.toml").write_text("[parallelism]\ndata_parallel_shard_degree = 2\npipeline_parallel_degree = 2\n")
-    found = import_torchtitan(TorchTitanRequest(file="a.toml", name="a", model="llama3-test", batch=8))
+    found = import_torchtitan(TorchTitanRequest(file="a.toml", name="a", model="llama3-test", batch=2))
     places = {str(finding.position) for finding in found.findings if finding.position is not None}
     assert places == {"a.toml:3:1"}

@@ -8,4 +8,5 @@ vocabulary.py  the names of its options, with their defaults
 degrees.py     degrees on a number of ranks
 layout.py      from degrees to a layout
 rows.py        the rows of a step
+stages.py      the stages of a pipeline, its schedule and their units
 """

@@ -21,6 +21,7 @@ from shardwright.interop.torchtitan.layout import ep_is_no_box, layout_of, mesh_
 from shardwright.interop.torchtitan.reading import read_section
 from shardwright.interop.torchtitan.rows import StepRows, rows_of
 from shardwright.interop.torchtitan.section import Section
+from shardwright.interop.torchtitan.stages import PipelineOptions, stages_of
 from shardwright.interop.torchtitan.vocabulary import AXES, MODELS
 from shardwright.models import build
 
@@ -43,7 +44,7 @@ class TorchTitanRequest:
 class TorchTitanImport:
     """The degrees, the layout and its mesh, the groups of rank 0, and every finding. ``plan``: where a model was named.
 
-    ``rows``: of a step, where the file sets them. ``model``: TorchTitan's family and flavor. ``layout`` None: no mesh axes
+    ``rows``: of a step, where the file sets them. ``stages``: of its pipeline. ``model``: TorchTitan's family and flavor. ``layout`` None: no mesh axes
     express the degrees, and a finding gives the reason.
     """
 
@@ -53,6 +54,7 @@ class TorchTitanImport:
     groups: Mapping[str, tuple[int, ...]]
     plan: Plan | None
     rows: StepRows | None
+    stages: PipelineOptions | None
     model: tuple[str, str] | None
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
@@ -65,6 +67,7 @@ class TorchTitanImport:
             "groups": {name: list(group) for name, group in self.groups.items()},
             "chosen": dict(self.chosen),
             "step": None if self.rows is None else self.rows.to_json(),
+            **({} if self.stages is None else {"stages": self.stages.units, "schedule": self.stages.schedule}),
             "torchtitan_model": None if self.model is None else " ".join(self.model),
             "layout": None if self.layout is None else layout_text(self.layout),
             "model": None if self.plan is None else self.plan.request.table.name,
@@ -88,6 +91,10 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
     if isinstance(rows, Finding):
         findings.append(rows)
         rows = None
+    stages = stages_of(section, degrees, table)
+    if isinstance(stages, Finding):
+        findings.append(stages)
+        stages = None
     blocked = any(finding.code == "SW109" and finding.severity == "error" for finding in findings)
     axes = None if blocked else mesh_axes_of(degrees)
     if axes is None:
@@ -100,18 +107,19 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
             groups={},
             plan=None,
             rows=rows,
+            stages=stages,
             model=section.model,
             findings=worst_first(findings),
             chosen=chosen,
         )
     degree_of = {axis: name for name, axis in AXES.items()}
     places = {axis.name: section.positions.get(degree_of[axis.degree]) for axis in axes}
-    layout = same_layout(layout_of(degrees, axes, request.name), request.file, places)
+    layout = same_layout(layout_of(degrees, axes, request.name, stages), request.file, places)
     mesh = mesh_of(axes)
     plan = None
     if table is not None:
         try:
-            plan = make_plan(_request(request, layout, table, rows))
+            plan = make_plan(_request(request, layout, table, rows, degrees, stages))
             # TorchTitan trains it, so our engine need not be able to.
             findings += [one for one in plan.findings if one.severity != "info" and one.code != NOT_RUN]
         except FindingsError as error:
@@ -124,6 +132,7 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
         groups=rank_groups(mesh, axes),
         plan=plan,
         rows=rows,
+        stages=stages,
         model=section.model,
         findings=worst_first(findings),
         chosen=chosen,
@@ -135,15 +144,30 @@ def model_of(section: Section) -> str | None:
     return None if section.model is None or section.other_weights else MODELS.get(section.model)
 
 
-def _request(request: TorchTitanRequest, layout: Layout, table: ModelTable, rows: StepRows | None) -> Request:
+def _request(
+    request: TorchTitanRequest,
+    layout: Layout,
+    table: ModelTable,
+    rows: StepRows | None,
+    degrees: Degrees,
+    stages: PipelineOptions | None,
+) -> Request:
+    batch = request.batch or (rows.batch if rows else table.natural_batch) or 1
+    microbatches = rows.microbatches if rows is not None and request.batch is None else 1
+    if stages is not None and (rows is None or request.batch is not None):
+        # A microbatch for each row of a rank; where no step is known, for each stage, with which every schedule runs.
+        ranks = degrees.sizes["dp_replicate"] * degrees.sizes["dp_shard"]
+        microbatches = max(1, request.batch // ranks) if request.batch else degrees.sizes["pp"] * stages.virtual
+        batch = request.batch or microbatches * ranks
     return Request(
         layout=layout,
         table=table,
-        batch=request.batch or (rows.batch if rows else table.natural_batch) or 1,
+        batch=batch,
         length=request.length or (rows.length if rows else table.natural_length) or 1,
-        microbatches=rows.microbatches if rows is not None and request.batch is None else 1,
+        microbatches=microbatches,
         engine="torch",
         dtype=table.dtype,
+        stages=None if stages is None else stages.units,
     )
 
 

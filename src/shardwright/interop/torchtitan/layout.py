@@ -15,7 +15,7 @@ own tokens, and the router's weights are replicated over tp.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.position import Position
@@ -25,6 +25,7 @@ from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.interop.layout_text import entry_of
 from shardwright.interop.torchtitan.degrees import Degrees
+from shardwright.interop.torchtitan.stages import PipelineOptions
 
 ROLES_OUTSIDE_MOE = {"pp": "stage", "dp_replicate": "data", "dp_shard": "fsdp", "cp": "context", "tp": "tensor"}
 BORROWED_FROM = ("tp", "cp", "dp_shard")
@@ -71,14 +72,17 @@ def mesh_axes_of(degrees: Degrees) -> tuple[MeshAxis, ...] | None:
     return tuple(axis for axis in axes if axis.size > 1 or axis.degree == "dp_shard")
 
 
-def layout_of(degrees: Degrees, axes: tuple[MeshAxis, ...], name: str) -> Layout:
+def layout_of(degrees: Degrees, axes: tuple[MeshAxis, ...], name: str, stages: PipelineOptions | None = None) -> Layout:
     """The layout; its mesh has the sizes that the degrees give."""
     tp_has_experts = any(axis.degree == "tp" and axis.has_experts for axis in axes)
     return Layout(
         name=name,
         about="TorchTitan's degrees, on its ranks.",
         mesh={axis.name: MeshEntry(size=axis.size) for axis in axes},
-        entries={axis.name: _entry(axis, degrees, tp_has_experts) for axis in axes},
+        entries={
+            axis.name: _staged(_entry(axis, degrees, tp_has_experts), stages if axis.degree == "pp" else None)
+            for axis in axes
+        },
         rules=_router_rules(axes) if tp_has_experts and degrees.sequence_parallel else (),
     )
 
@@ -103,6 +107,13 @@ def _entry(axis: MeshAxis, degrees: Degrees, tp_has_experts: bool) -> RoleEntry:
         roles["moe"] = "expert"
     alone = axis.degree == "tp" and axis.has_experts and roles["router"] == "context" and axis.name == "tp"
     return entry_of(roles, sequence_parallel=parallel, weights="whole" if alone else None)
+
+
+def _staged(entry: RoleEntry, stages: PipelineOptions | None) -> RoleEntry:
+    """The entry of the stage axis with its schedule."""
+    if stages is None:
+        return entry
+    return replace(entry, schedule=stages.schedule, virtual=stages.virtual if stages.virtual > 1 else None)
 
 
 def mesh_of(axes: tuple[MeshAxis, ...]) -> Mesh:

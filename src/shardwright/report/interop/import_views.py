@@ -32,6 +32,7 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
             + f" = {several(found.degrees.world, 'rank')}; ep {sizes['ep']}",
             "mesh": str(found.mesh or ""),
             "step": "" if found.rows is None else _step(found.rows),
+            "stages": _stages(found),
             "model": _model_of(found),
         }
         sections = [heading(source, lines, found.chosen)]
@@ -43,6 +44,14 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
         return Group(*sections, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view
+
+
+def _stages(found: TorchTitanImport) -> str:
+    """The schedule, and the units as they are given to a plan."""
+    if found.stages is None:
+        return ""
+    units = "" if found.stages.units is None else f": --stages '{found.stages.units}'"
+    return f"{found.stages.schedule}, {found.stages.virtual} a rank{units}"
 
 
 def _step(rows: StepRows) -> str:
