@@ -71,6 +71,16 @@ ON_ENGINES: tuple[Case, ...] = (
         neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "optimizer": Optimizer(name="optax:adafactor")}},
     ),
     Case(
+        name="SW415-ring-in-stages",
+        layout=mine("x: stage\nfsdp: fsdp\ncp: context", "{x: 2, fsdp: auto, cp: 2}", "move: {attention: ring}\n"),
+        options=STAGED,
+        neighbour={
+            "layout": mine(
+                "x: stage\nfsdp: fsdp\ncp: context", "{x: 2, fsdp: auto, cp: 2}", "move: {attention: gather}\n"
+            )
+        },
+    ),
+    Case(
         name="SW415-ends-of-all-stages",
         layout=mine("fsdp: fsdp\nx: {elsewhere: stage, embedding: fsdp, logits: tensor}", "{fsdp: auto, x: 2}"),
         options=STAGED,

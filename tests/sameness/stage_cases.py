@@ -19,7 +19,7 @@ STAGED: tuple[Case, ...] = (
     Case(model=LLAMA3, layout="pp", mesh="stage=3,fsdp=1", microbatches=8, settings="num_layers=5"),
     Case(model=LLAMA3, layout="pp", mesh="stage=4,fsdp=2", microbatches=4, settings="num_layers=6", stages="E|(t|)*6L"),
     Case(model=LLAMA3, layout="pp-tp", mesh="stage=2,fsdp=2,tensor=2", microbatches=4, settings="num_kv_heads=4"),
-    Case(model=LLAMA3, layout="pp-cp", mesh="stage=2,fsdp=2,context=2", microbatches=4, move="attention=ring"),
+    Case(model=LLAMA3, layout="pp-cp", mesh="stage=2,fsdp=2,context=2", microbatches=4),
     Case(model=MIXTRAL, layout="pp-ep", mesh="stage=2,fsdp=2,expert=2", microbatches=2),
     Case(
         model=MIXTRAL,
@@ -32,5 +32,5 @@ STAGED: tuple[Case, ...] = (
     Case(model=MIXTRAL, layout="pp-ep-as-cp", mesh="stage=2,fsdp=2,expert=2", microbatches=4, move="moe=ring"),
     Case(model=DEEPSEEK3, layout="pp", mesh="stage=3,fsdp=2", microbatches=3, rows=12),
     Case(model=DEEPSEEK3, layout="pp-ep", mesh="stage=2,fsdp=2,expert=2", microbatches=2, stages="E|t|t|tL"),
-    Case(model=DEEPSEEK3, layout="pp-cp", mesh="stage=2,fsdp=2,context=2", microbatches=4, move="attention=ring"),
+    Case(model=DEEPSEEK3, layout="pp-cp", mesh="stage=2,fsdp=2,context=2", microbatches=4, move="attention=ulysses"),
 )

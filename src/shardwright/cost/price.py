@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.pipeline.derived import collectives_of
 from shardwright.core.plan.plan import MoeMove, Plan, StepCost
 from shardwright.core.stages.planned import Pipeline
-from shardwright.cost.hardware.chips import ChipNumbers
+from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.moe import choose_by_time
 from shardwright.cost.stages import assign_by_time
-from shardwright.cost.steps.pipeline import timed_pipeline
-from shardwright.cost.steps.step import Timed, seconds_of, timed
+from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
+from shardwright.cost.steps.step import seconds_of, timed
 from shardwright.cost.topology import topology
 from shardwright.cost.wording import seconds_text
 
@@ -29,10 +30,12 @@ def price(plan: Plan, machine: Machine) -> Plan:
         return plan
     mapping = map_mesh(plan.mesh, machine)
     plan = assign_by_time(choose_by_time(plan, mapping), mapping)
-    used, low, high = (timed(plan, mapping, reading) for reading in ("used", "fastest", "slowest"))
-    if plan.pipeline is not None:
-        used, low, high, pipeline = _with_stages(plan, mapping, used, low, high)
-        plan = replace(plan, pipeline=pipeline, findings=_with_seconds(plan.findings, plan.pipeline, pipeline))
+    by_reading = _timed_pipelines(plan, mapping)
+    plan = _with_stages(plan, by_reading[0])
+    used, low, high = (
+        one if plan.pipeline is None else replace(one, step=None if pipeline is None else pipeline.step)
+        for one, pipeline in zip((timed(plan, mapping, reading) for reading in READINGS), by_reading, strict=True)
+    )
     return replace(
         plan,
         collectives=tuple(
@@ -43,19 +46,29 @@ def price(plan: Plan, machine: Machine) -> Plan:
     )
 
 
-def _with_stages(
-    plan: Plan, mapping: MeshMapping, used: Timed, low: Timed, high: Timed
-) -> tuple[Timed, Timed, Timed, Pipeline]:
-    """The steps by the timetable of the pipeline, and the pipeline in seconds, where all its collectives have a time."""
+READINGS: tuple[Reading, ...] = ("used", "fastest", "slowest")
+
+
+def _timed_pipelines(plan: Plan, mapping: MeshMapping) -> Sequence[TimedPipeline | None]:
+    """The pipeline in seconds by each reading of the machine's numbers; None where a collective has no time, and without stages."""
     chip = mapping.machine.numbers
     assert chip is not None
-    assert plan.pipeline is not None
-    by_reading = [timed_pipeline(plan, mapping, chip, reading) for reading in ("used", "fastest", "slowest")]
-    first, second, third = (
-        replace(one, step=None if pipeline is None else pipeline.step)
-        for one, pipeline in zip((used, low, high), by_reading, strict=True)
+    return [None if plan.pipeline is None else timed_pipeline(plan, mapping, chip, reading) for reading in READINGS]
+
+
+def _with_stages(plan: Plan, timed: TimedPipeline | None) -> Plan:
+    """The plan with its pipeline in seconds. The rank that computes the longest may be another one by seconds than by flops: then the
+    collectives are those of that rank."""
+    if timed is None or plan.pipeline is None:
+        return plan
+    pipeline = timed.pipeline
+    weights = [row for row in plan.tensors if row.kind == "weight"]
+    return replace(
+        plan,
+        pipeline=pipeline,
+        collectives=collectives_of(plan.request, plan.mesh, pipeline, plan.stage_plans, weights, plan.ends_plan),
+        findings=_with_seconds(plan.findings, plan.pipeline, pipeline),
     )
-    return first, second, third, plan.pipeline if by_reading[0] is None else by_reading[0].pipeline
 
 
 def _with_seconds(findings: Iterable[Finding], before: Pipeline, after: Pipeline) -> tuple[Finding, ...]:

@@ -1,20 +1,83 @@
-"""SW415 of pipelines: what the PyTorch engine does not run of stages, with what it would run instead."""
+"""SW415 of pipelines: what an engine does not run of stages, with what it would run instead."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from shardwright.core.checks.edits import entry, named_roles, option, without
+from shardwright.core.checks.edits import attention_move, entry, named_roles, option, without
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.layout.wording import either
+from shardwright.core.model.optimizer import ADAMW
+from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.pipeline.requests import stage_axes
 from shardwright.core.pipeline.tied import tied_stages
 from shardwright.core.plan.plan import Plan
 from shardwright.core.schedules.schedules import SCHEDULES
 
 ENDS = ("embedding", "logits")
+
+
+def stages_on_jax(plan: Plan) -> Iterator[Draft]:
+    """One program runs all stages: some devices wait while others compute, and arrays are equally large on all of them."""
+    if plan.pipeline is None:
+        return
+    request, layout, axes = plan.request, plan.request.layout, plan.pipeline.axes
+    schedule = plan.pipeline.choice.schedule
+    padded = any(None in stack.layers for stack in padded_stacks(request.table, plan.pipeline.choice).values())
+    ends = {end: layout.role(axis, end) for axis in axes for end in OUTSIDE_LAYERS if layout.role(axis, end) != "idle"}
+    circular = (
+        [option("schedule", "circular")]
+        if request.schedule is not None
+        else [entry(plan, axis, schedule="circular") for axis in axes if layout.entries[axis].schedule is not None]
+    )
+    cases: tuple[tuple[bool, str, str, Sequence[Candidate]], ...] = (
+        (
+            schedule != "circular",
+            f"schedule '{schedule}'",
+            "schedule 'circular', one program for all devices",
+            circular,
+        ),
+        (
+            request.remat != "full",
+            f"--remat {request.remat} in stages",
+            "--remat full: between its two passes a microbatch keeps the inputs of layers alone",
+            [option("remat", "full")],
+        ),
+        (request.precision is not None, "products of low precision in stages", "none", [without("precision")]),
+        (
+            padded and request.optimizer.name.startswith("optax:"),
+            f"optimizer {request.optimizer.name} with stages that have unequally many layers",
+            "an optimizer of its own, which changes each element alone: padding has no part in what others take a mean of",
+            [Candidate(text="--optimizer adamw", edit=lambda request: replace(request, optimizer=ADAMW))],
+        ),
+        (
+            layout.move_attention == "ring" and bool(plan.mesh.larger_than_one(plan.cp)),
+            "a ring of attention in stages, whose permutes need all devices of the program, while some wait",
+            "move.attention 'gather' or 'ulysses'",
+            [attention_move("gather"), attention_move("ulysses")],
+        ),
+        (
+            bool(ends),
+            f"role '{next(iter(ends.values()), '')}' for a stage axis in '{next(iter(ends), '')}'",
+            "no other role: each stage computes its own layers and ends",
+            [entry(plan, axis, named={}) for axis in axes],
+        ),
+    )
+    for has, found, needed, fixes in cases:
+        if has:
+            finding = Finding(
+                code=NOT_RUN,
+                severity="error",
+                where=f"stages of layout '{layout.name}'",
+                position=layout.entries[axes[0]].position,
+                found=f"{found}, which the JAX engine does not run",
+                needed=needed,
+            )
+            yield Draft(finding=finding, candidates=tuple(fixes))
 
 
 def stages_on_torch(plan: Plan) -> Iterator[Draft]:

@@ -5,7 +5,7 @@ This is the only such list. An engine refuses what is listed here, and otherwise
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import reduce
 
@@ -21,16 +21,14 @@ from shardwright.core.checks.edits import (
     without,
     without_rule,
 )
-from shardwright.core.checks.engine_stages import stages_on_torch
+from shardwright.core.checks.engine_stages import stages_on_jax, stages_on_torch
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.layout import Engine, Rule
-from shardwright.core.layout.roles import OUTSIDE_LAYERS, ROLES
+from shardwright.core.layout.roles import ROLES
 from shardwright.core.layout.wording import every, others, product
 from shardwright.core.mesh.notation import place_in
-from shardwright.core.model.optimizer import ADAMW
-from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained, weight_of_layer
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import WeightResharding, weight_reshardings
@@ -51,7 +49,7 @@ def not_run(plan: Plan) -> Iterator[Draft]:
     yield from _dtypes(plan)
     if plan.request.engine == "jax":
         if plan.request.table.program == "ours":
-            yield from _stages_on_jax(plan)
+            yield from stages_on_jax(plan)
             yield from _slices(plan)
     else:
         yield from stages_on_torch(plan) if plan.request.table.program == "ours" else _stages(plan)
@@ -200,59 +198,6 @@ def _stages(plan: Plan) -> Iterator[Draft]:
         given = [name for name in ("schedule", "stages") if getattr(request, name) is not None]
         fixes = [reduce(both, map(without, given), candidate) for candidate in resized(plan, axis, 1)]
         yield Draft(finding=finding, candidates=tuple(fixes))
-
-
-def _stages_on_jax(plan: Plan) -> Iterator[Draft]:
-    """What JAX does not run in stages."""
-    if plan.pipeline is None:
-        return
-    request, layout, axes = plan.request, plan.request.layout, plan.pipeline.axes
-    schedule = plan.pipeline.choice.schedule
-    padded = any(None in stack.layers for stack in padded_stacks(request.table, plan.pipeline.choice).values())
-    ends = {end: layout.role(axis, end) for axis in axes for end in OUTSIDE_LAYERS if layout.role(axis, end) != "idle"}
-    circular = (
-        [option("schedule", "circular")]
-        if request.schedule is not None
-        else [entry(plan, axis, schedule="circular") for axis in axes if layout.entries[axis].schedule is not None]
-    )
-    cases: tuple[tuple[bool, str, str, Sequence[Candidate]], ...] = (
-        (
-            schedule != "circular",
-            f"schedule '{schedule}'",
-            "schedule 'circular', one program for all devices",
-            circular,
-        ),
-        (
-            request.remat != "full",
-            f"--remat {request.remat} in stages",
-            "--remat full: between its two passes a microbatch keeps the inputs of layers alone",
-            [option("remat", "full")],
-        ),
-        (request.precision is not None, "products of low precision in stages", "none", [without("precision")]),
-        (
-            padded and request.optimizer.name.startswith("optax:"),
-            f"optimizer {request.optimizer.name} with stages that have unequally many layers",
-            "an optimizer of its own, which changes each element alone: padding has no part in what others take a mean of",
-            [Candidate(text="--optimizer adamw", edit=lambda request: replace(request, optimizer=ADAMW))],
-        ),
-        (
-            bool(ends),
-            f"role '{next(iter(ends.values()), '')}' for a stage axis in '{next(iter(ends), '')}'",
-            "no other role: each stage computes its own layers and ends",
-            [entry(plan, axis, named={}) for axis in axes],
-        ),
-    )
-    for has, found, needed, fixes in cases:
-        if has:
-            finding = Finding(
-                code=NOT_RUN,
-                severity="error",
-                where=f"stages of layout '{layout.name}'",
-                position=layout.entries[axes[0]].position,
-                found=f"{found}, which the JAX engine does not run",
-                needed=needed,
-            )
-            yield Draft(finding=finding, candidates=tuple(fixes))
 
 
 def _slices(plan: Plan) -> Iterator[Draft]:

@@ -4,13 +4,14 @@ In a tick a device computes a forward pass of one microbatch and a backward pass
 it passes its output on to the next device, and the cotangent of its input back to the one before. JAX differentiates no tick: the
 backward passes are steps of the same loop, so that only the inputs of live microbatches are kept.
 
-B rows, L tokens, M embed, V vocabulary, S slots, N layers of a stage. All are sizes on one device.
+B rows, L tokens, M embed, V vocabulary, S slots, N layers of a stage, C chunks of a device. All are sizes on one device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ from shardwright.engine_jax.stages.ends import (
     names_at_the_end,
 )
 from shardwright.engine_jax.stages.passes import StackOfStages, Turn, backward_pass, forward_pass, zeros_of
+from shardwright.models.parts.architecture import Architecture
 
 Arrays = Mapping[str, jax.Array]
 
@@ -57,96 +59,155 @@ class Carry(NamedTuple):
 def sums_of_stages(
     program: StageProgram, mesh: Mesh, table: ModelTable, links: Links, weights: Params, buffers: Params, batch: Arrays
 ) -> Sums:
-    """``links``: of the plan of the program. ``batch``: a device's rows of all microbatches, which are along the leading dim."""
-    architecture = table.architecture
+    """``links``: of the plan of the program. ``batch``: a device's rows, of each microbatch along the leading dim."""
     rank = index_of(program.axes)
-    params = {**weights, **buffers}
-    stacks = _stacks(program, table, links, rank)
+    # Masks need collectives of their own, and are those of all stages of a device: they are made once.
+    given = jax.lax.map(lambda one: from_input(one, table.architecture, links), batch)
+    device = _Device(
+        program=program,
+        architecture=table.architecture,
+        links=links,
+        rank=rank,
+        weights=weights,
+        buffers=buffers,
+        batch=batch,
+        given=given,
+        stacks=_stacks(program, table, links, rank),
+    )
     ring = Ring.over(mesh, program.axes)
-    back = Ring(axes=ring.axes, in_mesh_order=ring.in_mesh_order, numbers=ring.numbers[::-1])
-    last = names_at_the_end(params)
-    given_of_all = jax.lax.map(lambda one: from_input(one, architecture, links), batch)
-
-    def microbatch(turn: Turn) -> tuple[Arrays, FromInput]:
-        return jax.tree.map(
-            lambda array: jax.lax.dynamic_index_in_dim(array, turn.microbatch, keepdims=False), (batch, given_of_all)
-        )
+    back = replace(ring, numbers=ring.numbers[::-1])
 
     def tick(carry: Carry, turns: tuple[Turn, Turn]) -> tuple[Carry, None]:
         forward, backward = turns
-        own, given = microbatch(forward)
         sums = carry.sums
-
-        def embedding(_: jax.Array) -> jax.Array:
-            with of_phase("forward"):
-                return embedded(own["tokens"], params[EMBEDDING], links)
-
-        begins = forward.active & (rank == 0) & (forward.chunk == 0)
-        with of_branch(program.embedding):
-            x_BLM = jax.lax.cond(begins, embedding, lambda received: received, carry.received_BLM)
-        out = forward_pass(x_BLM, forward, given, params, carry.inputs_SNBLM, stacks)
-        counts = {name: _counted(sums.counts[name], more, forward, program) for name, more in out.counts.items()}
-
+        x_BLM = device.stage_input(carry.received_BLM, forward)
+        out = forward_pass(x_BLM, forward, device.given_of(forward), device.params, carry.inputs_SNBLM, device.stacks)
         # The last stage has both passes of a microbatch in one tick.
-        ends = backward.active & (rank == program.ranks - 1) & (backward.chunk == program.virtual - 1)
-        own, given = microbatch(backward)
-
-        def loss(x_BLM: jax.Array) -> tuple[jax.Array, jax.Array, Params]:
-            def summed(x_BLM: jax.Array, at_the_end: Params) -> jax.Array:
-                return loss_at_the_end(x_BLM, at_the_end, own, architecture, links)
-
-            found, (cotangent_BLM, more) = jax.value_and_grad(summed, argnums=(0, 1))(
-                x_BLM, {name: params[name] for name in last}
-            )
-            return found, cotangent_BLM, {name: sums.by_weight[name] + more[name] for name in last}
-
-        def no_loss(_: jax.Array) -> tuple[jax.Array, jax.Array, Params]:
-            return (
-                jnp.zeros_like(sums.loss),
-                carry.received_cotangent_BLM,
-                {name: sums.by_weight[name] for name in last},
-            )
-
-        with of_branch(program.logits):
-            found, cotangent_BLM, more = jax.lax.cond(ends, loss, no_loss, out.x_BLM)
-        gradients = {**sums.by_weight, **more}
-        cotangent_BLM, gradients = backward_pass(
-            cotangent_BLM, backward, given, weights, buffers, out.inputs_SNBLM, gradients, stacks
+        loss, cotangent_BLM, gradients = device.stage_cotangent(
+            carry.received_cotangent_BLM, out.x_BLM, sums.by_weight, backward
         )
-
-        def into_the_embedding(total_VM: jax.Array) -> jax.Array:
-            with of_phase("recompute"):
-                _, pull = jax.vjp(lambda table_VM: embedded(own["tokens"], table_VM, links), params[EMBEDDING])
-            return total_VM + pull(cotangent_BLM)[0]
-
-        begun = backward.active & (rank == 0) & (backward.chunk == 0)
-        with of_branch(program.embedding):
-            table_VM = jax.lax.cond(begun, into_the_embedding, lambda total: total, gradients[EMBEDDING])
-        gradients = {**gradients, EMBEDDING: table_VM}
-
+        cotangent_BLM, gradients = backward_pass(
+            cotangent_BLM,
+            backward,
+            device.given_of(backward),
+            weights,
+            buffers,
+            out.inputs_SNBLM,
+            gradients,
+            device.stacks,
+        )
+        gradients = device.into_the_embedding(cotangent_BLM, gradients, backward)
+        counts = {name: _counted(sums.counts[name], more, forward, program) for name, more in out.counts.items()}
         with of_component("residual"), of_tensor("residual.stream"):
             with of_phase("forward"):
                 received_BLM = passed_on(out.x_BLM, ring)
             with of_phase("backward"):
                 received_cotangent_BLM = passed_on(cotangent_BLM, back)
-        after = Sums(sums.loss + found, gradients, counts)
+        after = Sums(sums.loss + loss, gradients, counts)
         return Carry(received_BLM, received_cotangent_BLM, out.inputs_SNBLM, after), None
 
     turns = _turns(program.ticks.forward, rank), _turns(program.ticks.backward, rank)
-    first = jax.tree.map(lambda array: array[0], (batch, given_of_all))
-    x_BLM = zeros_of(jax.eval_shape(lambda tokens: embedded(tokens, params[EMBEDDING], links), first[0]["tokens"]))
-    begin = Carry(
-        received_BLM=x_BLM,
-        received_cotangent_BLM=x_BLM,
-        inputs_SNBLM=jnp.zeros((program.ticks.slots, program.layers, *x_BLM.shape), x_BLM.dtype),
-        sums=Sums(
-            loss=jnp.zeros((), jnp.float32),
-            by_weight=jax.tree.map(jnp.zeros_like, dict(weights)),
-            counts=_no_counts(x_BLM, first[1], params, stacks),
-        ),
-    )
-    after, _ = jax.lax.scan(tick, begin, turns)
+    after, _ = jax.lax.scan(tick, device.before_the_first_tick(), turns)
     return after.sums
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Device:
+    """What a device has in a step: its weights at rest, and of each microbatch its rows and what follows from them."""
+
+    program: StageProgram
+    architecture: Architecture
+    links: Links
+    rank: jax.Array | int
+    weights: Params
+    buffers: Params
+    batch: Arrays
+    given: FromInput
+    stacks: Sequence[StackOfStages]
+
+    @property
+    def params(self) -> Params:
+        return {**self.weights, **self.buffers}
+
+    def rows_of(self, turn: Turn) -> Arrays:
+        return _of_microbatch(self.batch, turn.microbatch)
+
+    def given_of(self, turn: Turn) -> FromInput:
+        return _of_microbatch(self.given, turn.microbatch)
+
+    def is_first(self, turn: Turn) -> jax.Array:
+        """Whether this device computes the first stage in a turn."""
+        return turn.active & (self.rank == 0) & (turn.chunk == 0)
+
+    def is_last(self, turn: Turn) -> jax.Array:
+        return turn.active & (self.rank == self.program.ranks - 1) & (turn.chunk == self.program.virtual - 1)
+
+    def stage_input(self, received_BLM: jax.Array, turn: Turn) -> jax.Array:
+        """What the stage before has sent, or in the first stage the embedding."""
+
+        def embedding(_: jax.Array) -> jax.Array:
+            with of_phase("forward"):
+                return embedded(self.rows_of(turn)["tokens"], self.weights[EMBEDDING], self.links)
+
+        with of_branch(self.program.embedding):
+            return jax.lax.cond(self.is_first(turn), embedding, lambda received_BLM: received_BLM, received_BLM)
+
+    def stage_cotangent(
+        self, received_BLM: jax.Array, out_BLM: jax.Array, gradients: Params, turn: Turn
+    ) -> tuple[jax.Array, jax.Array, Params]:
+        """The loss of a microbatch, the cotangent of the stage's output, and the gradients with those of the final norm and the logits
+        added. In the last stage that follows from its output; in all others it is what the stage behind has sent, and 0 is added."""
+        names = names_at_the_end(self.weights)
+        own = {name: gradients[name] for name in names}
+
+        def summed(x_BLM: jax.Array, at_the_end: Params) -> jax.Array:
+            return loss_at_the_end(x_BLM, at_the_end, self.rows_of(turn), self.architecture, self.links)
+
+        def at_the_end(x_BLM: jax.Array) -> tuple[jax.Array, jax.Array, Params]:
+            at_rest = {name: self.weights[name] for name in names}
+            loss, (cotangent_BLM, more) = jax.value_and_grad(summed, argnums=(0, 1))(x_BLM, at_rest)
+            return loss, cotangent_BLM, {name: own[name] + more[name] for name in names}
+
+        def before_it(_: jax.Array) -> tuple[jax.Array, jax.Array, Params]:
+            return jnp.zeros((), jnp.float32), received_BLM, own
+
+        with of_branch(self.program.logits):
+            loss, cotangent_BLM, own = jax.lax.cond(self.is_last(turn), at_the_end, before_it, out_BLM)
+        return loss, cotangent_BLM, {**gradients, **own}
+
+    def into_the_embedding(self, cotangent_BLM: jax.Array, gradients: Params, turn: Turn) -> Params:
+        """The gradients, in the first stage with that of the embedding added. ``cotangent_BLM``: of the stage's input."""
+
+        def added(total_VM: jax.Array) -> jax.Array:
+            with of_phase("recompute"):
+                tokens_BL = self.rows_of(turn)["tokens"]
+                _, pull = jax.vjp(lambda at_rest: embedded(tokens_BL, at_rest, self.links), self.weights[EMBEDDING])
+            return total_VM + pull(cotangent_BLM)[0]
+
+        with of_branch(self.program.embedding):
+            total_VM = jax.lax.cond(self.is_first(turn), added, lambda total_VM: total_VM, gradients[EMBEDDING])
+        return {**gradients, EMBEDDING: total_VM}
+
+    def before_the_first_tick(self) -> Carry:
+        """Zeros in the place of all that a tick carries."""
+        batch, given = _of_microbatch((self.batch, self.given), 0)
+        x_BLM = zeros_of(
+            jax.eval_shape(lambda at_rest: embedded(batch["tokens"], at_rest, self.links), self.weights[EMBEDDING])
+        )
+        return Carry(
+            received_BLM=x_BLM,
+            received_cotangent_BLM=x_BLM,
+            inputs_SNBLM=jnp.zeros((self.program.ticks.slots, self.program.layers, *x_BLM.shape), x_BLM.dtype),
+            sums=Sums(
+                loss=jnp.zeros((), jnp.float32),
+                by_weight=jax.tree.map(jnp.zeros_like, dict(self.weights)),
+                counts=_no_counts(x_BLM, given, self.params, self.stacks),
+            ),
+        )
+
+
+def _of_microbatch(tree: Any, number: jax.Array | int) -> Any:
+    return jax.tree.map(lambda array: jax.lax.dynamic_index_in_dim(array, number, keepdims=False), tree)
 
 
 def _stacks(program: StageProgram, table: ModelTable, links: Links, rank: jax.Array | int) -> Sequence[StackOfStages]:
