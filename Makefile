@@ -52,6 +52,7 @@ test-all: test
 	$(BIN)/python -m tests.sameness.stages
 	$(BIN)/python -m tests.sameness.orders
 	$(BIN)/python -m tests.sameness.recipes
+	$(BIN)/python -m tests.sameness.curves
 	$(BIN)/python -m tests.cli.compared --count=100
 	$(BIN)/python -m tests.engine_torch.whole
 	$(BIN)/python -m tests.pairs.whole

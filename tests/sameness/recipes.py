@@ -1,5 +1,9 @@
 """What layouts move under each recipe of low precision, and how much losses differ then: ``python -m tests.sameness.recipes``
 measures it again and writes docs/sameness-fp8.md; fails where a layout moves what is free, or is beyond a bound.
+
+    python -m tests.sameness.recipes [--only TEXT] [--engine jax] [--missing] [--steps 20]
+
+A line stays in the page until it is measured again.
 """
 
 from __future__ import annotations
@@ -7,7 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 # The simulated devices of the tests, and their environment.
@@ -26,6 +30,7 @@ from tests.sameness.recipe_cases import LENGTH, ROWS, VOCAB, RecipeCase, every_c
 
 PAGE = ROOT / "docs" / "sameness-fp8.md"
 RECORDED_STEPS = 2
+NAMES = {"torch": "PyTorch", "jax": "JAX"}
 OF = {"output": "", "input_gradient": " for dX", "weight_gradient": " for dW"}
 
 INTRODUCTION = """\
@@ -112,43 +117,69 @@ def _wrong(plan: Plan, free: dict[Place, bool], by: dict[Place, float], found: S
 
 
 def _line(engine: str, one: RecipeCase, free: bool, where: Place, most: float, found: Share) -> str:
-    sizes = ",".join(f"{axis}={size}" for axis, size in one.sizes)
+    recipe, model, layout, name = key(one, engine)
     weight = where.weight.removeprefix("layers.")
     what = "0" if not most else f"{most:.0%}: {where.operand.replace('_', ' ')} of {weight}{OF[where.product]}"
     return (
-        f"| `{one.recipe}` | {one.model} | {one.layout}, {sizes} | {'yes' if free else 'no'} | "
-        f"{'JAX' if engine == 'jax' else 'PyTorch'} | {what} | {found.loss:.1e} | {found.of_loss:.2f} | "
+        f"| {recipe} | {model} | {layout} | {'yes' if free else 'no'} | {name} | {what} | {found.loss:.1e} | {found.of_loss:.2f} | "
         f"{found.of_gradient:.2f} | {found.weight.removeprefix('layers.')} |\n"
     )
 
 
-def every_line(engines: tuple[str, ...], steps: int, only: str) -> Iterator[Measured]:
+def every_line(engines: Sequence[str], steps: int, wanted: Callable[[RecipeCase, str], bool]) -> Iterator[Measured]:
     ranks = Ranks(8, in_group)
     try:
         for one in every_case():
             for engine in engines:
-                if only in str(one):
+                if wanted(one, engine):
                     yield measured(engine, one, ranks, steps)
     finally:
         ranks.end()
+
+
+def key_of(line: str) -> tuple[str, ...]:
+    """Recipe, model, layout and engine of a line."""
+    recipe, model, layout, _, engine, *_ = (cell.strip() for cell in line.strip("|\n").split("|"))
+    return recipe, model, layout, engine
+
+
+def key(one: RecipeCase, engine: str) -> tuple[str, ...]:
+    sizes = ",".join(f"{axis}={size}" for axis, size in one.sizes)
+    return f"`{one.recipe}`", one.model, f"{one.layout}, {sizes}", NAMES[engine]
+
+
+def kept() -> dict[tuple[str, ...], str]:
+    """The lines of the page."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    return {key_of(line): line for line in text.splitlines(keepends=True) if line.startswith("| `")}
+
+
+def keep(lines: Mapping[tuple[str, ...], str], steps: int) -> None:
+    order = [key(one, engine) for one in every_case() for engine in NAMES]
+    PAGE.write_text(introduction(steps) + "".join(lines[each] for each in order if each in lines), encoding="utf-8")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--only", default="")
-    parser.add_argument("--engine", choices=("torch", "jax"), action="append")
+    parser.add_argument("--engine", choices=tuple(NAMES), action="append")
+    parser.add_argument("--missing", action="store_true", help="only lines that the page lacks")
     given = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    lines, wrong = [], []
-    for one in every_line(tuple(given.engine or ("torch", "jax")), given.steps, given.only):
-        print(one.line, end="", flush=True)
-        lines.append(one.line)
-        if one.wrong:
-            wrong.append(one.line)
-            print(f"    {one.wrong}", file=sys.stderr, flush=True)
-    if not (given.only or given.engine):
-        PAGE.write_text(introduction(given.steps) + "".join(lines), encoding="utf-8")
+    before = kept()
+
+    def wanted(one: RecipeCase, engine: str) -> bool:
+        return given.only in str(one) and not (given.missing and key(one, engine) in before)
+
+    wrong = False
+    for line in every_line(given.engine or tuple(NAMES), given.steps, wanted):
+        print(line.line, end="", flush=True)
+        if line.wrong:
+            wrong = True
+            print(f"    {line.wrong}", file=sys.stderr, flush=True)
+        if given.steps == STEPS:
+            keep({**kept(), key_of(line.line): line.line}, given.steps)
     return 1 if wrong else 0
 
 
