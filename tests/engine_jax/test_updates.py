@@ -5,6 +5,8 @@ On PyTorch: ``tests/engine_torch/test_layouts_agree.py`` and ``test_dry_run.py``
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from shardwright.core.mesh.notation import parse
@@ -14,6 +16,7 @@ from tests.engine_jax.steps import Case, assert_same, compiled_step, plan_of, ru
 from tests.matrix import some
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
 
+STAGES = replace(case(LLAMA3, "stages-zero1", "stage=2,data=2"), microbatches=4, rows=16)
 CASES = [
     case(LLAMA3, "zero1", "data=4"),
     case(LLAMA3, "zero2", "data=4", settings="tied=true"),
@@ -23,6 +26,7 @@ CASES = [
     case(LLAMA3, "zero-tp", "data=2,replica=2,tensor=2"),
     case(MIXTRAL, "zero-ep", "data=2,fsdp=2,expert=2"),
     case(DEEPSEEK3, "zero-ep", "data=2,fsdp=1,expert=2"),
+    STAGES,
 ]
 
 

@@ -15,6 +15,7 @@ from tests.engine_jax.steps import Case, plan_of
 INSIDE = {
     "fsdp": "fsdp: fsdp",
     "hsdp": "data: data\n  fsdp: fsdp",
+    "zero1": "data: {elsewhere: data, optimizer: shard}\n  fsdp: fsdp",
     "tp": "fsdp: fsdp\n  tensor: {elsewhere: tensor, sequence_parallel: true}",
     "tp-whole-rows": "fsdp: fsdp\n  tensor: tensor",
     "cp": "fsdp: fsdp\n  context: context",

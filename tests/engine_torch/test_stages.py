@@ -90,6 +90,18 @@ CASES = (
         rows=6,
     ),
     Staged(model=DEEPSEEK3, mesh="stage=2,fsdp=1,context=2", microbatches=4, schedule="1f1b", inside="cp", move="ring"),
+    # Updates that an axis shards beside stages.
+    Staged(model=LLAMA3, mesh="stage=2,data=2,fsdp=1", microbatches=4, schedule="zero-bubble", inside="zero1"),
+    Staged(model=LLAMA3, mesh="stage=2,data=2,fsdp=1", microbatches=4, schedule="1f1b", inside="zero1", settings=TIED),
+    Staged(
+        model=LLAMA3,
+        mesh="stage=2,data=2,fsdp=2",
+        microbatches=4,
+        schedule="zbv",
+        stages="E|t|t|L",
+        inside="zero1",
+        rows=16,
+    ),
 )
 COVERING = (0, 1, 2, 3, 4, 5, 6)
 
@@ -144,6 +156,7 @@ SAVED = Staged(model=LLAMA3, mesh="stage=2,fsdp=2", microbatches=4, schedule="zb
 LOADED = (
     Staged(model=LLAMA3, mesh="stage=4,fsdp=1", microbatches=4, schedule="1f1b", stages="E|t|t|L", settings=SMALL),
     Staged(model=LLAMA3, mesh="stage=2,fsdp=1", microbatches=2, schedule="gpipe", stages="E|ttL", settings=SMALL),
+    Staged(model=LLAMA3, mesh="stage=2,data=2,fsdp=1", microbatches=4, schedule="1f1b", inside="zero1", settings=SMALL),
 )
 
 

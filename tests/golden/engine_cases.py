@@ -96,7 +96,9 @@ ON_ENGINES: tuple[Case, ...] = (
     ),
     Case(
         name="SW415-updates-beside-stages",
-        layout=mine("data: {elsewhere: data, optimizer: shard}\nstage: stage", "{data: auto, stage: 2}"),
+        layout=mine(
+            "data: {elsewhere: data, optimizer: shard, gradients: shard}\nstage: stage", "{data: auto, stage: 2}"
+        ),
         options={**STAGED, "mesh_sizes": {"stage": 2}},
         neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 1}}},
     ),

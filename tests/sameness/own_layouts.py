@@ -135,6 +135,12 @@ roles:
   replica: {elsewhere: data, optimizer: shard}
   tensor:  {elsewhere: tensor, sequence_parallel: true}
 """,
+    "stages-zero1": """
+mesh: {stage: 2, data: auto}
+roles:
+  stage: stage
+  data:  {elsewhere: data, optimizer: shard}
+""",
     "zero-ep": """
 mesh: {data: 2, fsdp: auto, expert: 2}
 roles:

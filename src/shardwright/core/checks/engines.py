@@ -123,22 +123,30 @@ def _gathers(plan: Plan) -> Mapping[str, bool]:
 
 
 def _updates(plan: Plan) -> Iterator[Draft]:
-    """Updates are sharded by our own training step, which has no stages."""
+    """Updates are sharded by our own training step. In stages it scatters gradients after the last microbatch only."""
     layout, mesh = plan.request.layout, plan.mesh
     stages = any("stage" in layout.entries[axis].roles.values() for axis in mesh.larger_than_one(mesh.names))
-    own = plan.request.table.program != "ours"
+    own, engine = plan.request.table.program != "ours", ENGINES[plan.request.engine]
     for axis in mesh.larger_than_one(mesh.names):
-        if layout.entries[axis].optimizer and (stages or own):
-            finding = Finding(
-                code=NOT_RUN,
-                severity="error",
-                where=f"option 'optimizer' of axis '{axis}'",
-                position=layout.entries[axis].position,
-                found=f"it shards updates over {product(mesh, [axis])}, which {ENGINES[plan.request.engine]} does not do "
-                + ("for your own program" if own else "beside pipeline stages yet"),
-                needed="no such option; a plan with it can be read, compared and locked",
-            )
-            yield Draft(finding=finding, candidates=(entry(plan, axis, optimizer=None, gradients=None),))
+        one = layout.entries[axis]
+        if own and one.optimizer:
+            text = f"it shards updates over {product(mesh, [axis])}, which {engine} does not do for your own program"
+            yield _without_options(plan, axis, text, optimizer=None, gradients=None)
+        elif stages and one.gradients:
+            text = f"it scatters gradients over {product(mesh, [axis])} in each microbatch, which {engine} does not do beside pipeline stages"
+            yield _without_options(plan, axis, text, gradients=None)
+
+
+def _without_options(plan: Plan, axis: str, found: str, **options: None) -> Draft:
+    finding = Finding(
+        code=NOT_RUN,
+        severity="error",
+        where=f"option '{next(iter(options))}' of axis '{axis}'",
+        position=plan.request.layout.entries[axis].position,
+        found=found,
+        needed="no such option; a plan with it can be read, compared and locked",
+    )
+    return Draft(finding=finding, candidates=(entry(plan, axis, **options),))
 
 
 def _dtypes(plan: Plan) -> Iterator[Draft]:
