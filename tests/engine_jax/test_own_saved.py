@@ -168,6 +168,12 @@ def test_arrays_that_are_not_donated_need_no_copy(tmp_path: Path, monkeypatch: p
     assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-00000001"]
 
 
+def test_an_array_of_another_byte_order(tmp_path: Path) -> None:
+    array = np.array([1, 2, 3], ">i4")
+    save(tmp_path, {"w": array}, step=jnp.int32(1))
+    np.testing.assert_array_equal(load(tmp_path, {"w": array}, step=np.int64(1)).tree["w"], array)
+
+
 def test_each_element_is_stored_once(folders: dict[int, Path]) -> None:
     needed = sum(
         leaf.nbytes for leaf in jax.tree.leaves(state()) if isinstance(leaf, jax.Array | np.ndarray | np.generic)

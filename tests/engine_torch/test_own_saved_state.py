@@ -315,13 +315,17 @@ def meta() -> nn.Module:
     ("module", "text"),
     [
         (meta(), "'weight' is on the meta device: it has no values. Call to_empty, and initialise or load it."),
+        (
+            nn.LazyLinear(3),
+            "'weight' has no shape yet: call the module with a first batch, which makes its lazy parameters.",
+        ),
         (run_of({"w": torch.eye(2).to_sparse()}), "'w' is torch.sparse_coo: save dense tensors."),
         (
             run_of({"w": torch.zeros(2, dtype=torch.complex128)}),
             "tensor 'w': a checkpoint does not hold dtype 'complex128'.",
         ),
     ],
-    ids=["meta", "sparse", "dtype"],
+    ids=["meta", "lazy", "sparse", "dtype"],
 )
 def test_tensors_that_a_checkpoint_does_not_hold(module: nn.Module, text: str, tmp_path: Path) -> None:
     assert message(save, tmp_path, module, step=1).startswith(text)

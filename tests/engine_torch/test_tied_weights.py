@@ -1,4 +1,4 @@
-"""Tied weights: one tensor in a checkpoint of ours, and what of them another program has saved."""
+"""Tied weights: one tensor in a checkpoint of ours, and what of them another program has saved; and elements that share memory."""
 
 from __future__ import annotations
 
@@ -45,3 +45,14 @@ def test_a_tied_weight_that_another_program_has_saved_under_both_names(tmp_path:
     save(tmp_path / "head", alone, step=1)
     load(tmp_path / "head", tied, only=["tokens.weight"])
     assert (tied.tokens.weight == 1).all()
+
+
+def test_elements_that_share_memory_are_saved_and_not_loaded_into(tmp_path: Path) -> None:
+    module = nn.Linear(2, 2)
+    module.register_buffer("row", torch.ones(1, 3).expand(4, 3))
+    save(tmp_path, module, step=1)
+    assert message(load, tmp_path, module) == (
+        "'row': several of its elements are one place in memory, so it cannot be loaded into. Give the module a copy: tensor.clone()."
+    )
+    module.row = module.row.clone()
+    load(tmp_path, module)

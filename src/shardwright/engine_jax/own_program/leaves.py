@@ -118,7 +118,8 @@ def shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
     """Those of a leaf's tensor: of a key, of its data."""
     if is_key(leaf):
         leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-    return tuple(leaf.shape), str(leaf.dtype)
+    # Without the order of bytes, which a NumPy array may have of its own.
+    return tuple(leaf.shape), leaf.dtype.name
 
 
 def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:

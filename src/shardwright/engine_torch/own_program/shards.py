@@ -16,6 +16,7 @@ from torch.distributed.tensor import Partial as TorchPartial
 from torch.distributed.tensor import Placement as TorchPlacement
 from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from shardwright.checkpoint import TensorInfo
 from shardwright.core.boxes.box import Box
@@ -58,6 +59,10 @@ def shards_of(name: str, tensor: torch.Tensor, like: DTensor | None = None) -> S
     Raises InputError for a tensor whose elements are not those of a tensor of its shape: one without values, a partial or sparse
     one, a subclass, and a shard whose shape is not that of its placements.
     """
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+        raise InputError(
+            f"'{name}' has no shape yet: call the module with a first batch, which makes its lazy parameters."
+        )
     placed = tensor if isinstance(tensor, DTensor) else like
     detached = tensor.detach()
     local = detached.to_local() if isinstance(detached, DTensor) else detached
@@ -120,6 +125,15 @@ def held(one: Shards, reading: Reading | None = None) -> HeldTensor:
         info=TensorInfo(name=one.name, shape=one.shape, dtype=one.dtype_name, spec=one.spec),
         shards=tuple(HeldShard(each.box, _reader(one.local, each.local)) for each in boxes_of(one, reading)),
     )
+
+
+def require_memory(one: Shards) -> None:
+    """Raises InputError for a tensor that no load can fill: whose elements share memory, as those of ``expand`` do."""
+    if any(size > 1 and stride == 0 for size, stride in zip(one.local.shape, one.local.stride(), strict=True)):
+        raise InputError(
+            f"'{one.name}': several of its elements are one place in memory, so it cannot be loaded into. Give the module a copy: "
+            f"tensor.clone()."
+        )
 
 
 @torch.no_grad()

@@ -21,7 +21,15 @@ from shardwright.engine_torch.io.exchange import RankCarrier, device_of
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
 from shardwright.engine_torch.own_program.recipes import RECIPE, other_recipe, shown
-from shardwright.engine_torch.own_program.shards import Shards, boxes_of, fill, held, readings, shards_of
+from shardwright.engine_torch.own_program.shards import (
+    Shards,
+    boxes_of,
+    fill,
+    held,
+    readings,
+    require_memory,
+    shards_of,
+)
 from shardwright.engine_torch.own_program.tied import require_equal, tied_in, unlike
 from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
@@ -236,6 +244,8 @@ def _compared(
     names = chosen(all_names, only)
     tied = tied_in(checkpoint, {**named.tied, **average.tied})
     shards = [shards_of(tied.read_as.get(name, name), one) for name, one in program.items() if name in names]
+    for one in shards:
+        require_memory(one)
     unread = {} if saved is None else {one for kept in saved["state"].values() for one in _tensors(kept)}
     lines = misfits(
         checkpoint,

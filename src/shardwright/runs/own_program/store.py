@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 from shardwright.checkpoint import (
@@ -18,6 +19,7 @@ from shardwright.checkpoint import (
 )
 from shardwright.checkpoint.folder.names import step_directory
 from shardwright.checkpoint.retention.rules import rules_of
+from shardwright.core.findings.errors import InputError
 from shardwright.runs.own_program.held import HeldTensor
 from shardwright.runs.own_program.members import Members
 from shardwright.runs.own_program.replicas import boxes_to_write
@@ -27,6 +29,7 @@ from shardwright.storage.url import Place, parsed_place
 
 PROGRAM, VALUES = "program", "values"
 """The keys of a checkpoint's metadata that say which framework saved it, and hold its values."""
+MOST_STEPS = 10**18
 TORCH, JAX, STATE_DICT = "torch", "jax", "dcp"
 """The frameworks: of a module, of a pytree, and of a state dict that ``torch.distributed.checkpoint`` has saved."""
 
@@ -95,6 +98,7 @@ def to_write(
     Raises CheckpointError in all processes where replicas differ, or processes have different tensors of one name, and where the
     rules look at a metric that the save does not have.
     """
+    step = members.here("the step", lambda: whole_step(step))
     members.here("which checkpoints are kept", lambda: rules_of(keep, metrics or {}))
     own = members.here("the names of tensors", lambda: _by_name(state.held))
     infos = _infos_of_all(own, members)
@@ -102,6 +106,17 @@ def to_write(
     boxes = boxes_to_write(own, [info.name for info in infos], members)
     point = program_point(step, state.name, {PROGRAM: state.framework, VALUES: joined}, metrics)
     return ToWrite(point=point, infos=infos, boxes=boxes)
+
+
+def whole_step(step: Any) -> int:
+    """The number of a step, also of one that NumPy or JAX has counted. Raises InputError for what is none."""
+    try:
+        found = None if isinstance(step, bool) else index(step)
+    except TypeError:
+        found = None
+    if found is None or not 0 <= found < MOST_STEPS:
+        raise InputError(f"step is {step!r:.80}, and must be a whole number from 0 to {MOST_STEPS - 1:,}.")
+    return found
 
 
 def open_program(folder: Place | str, step: int | None, members: Members) -> Checkpoint:
@@ -115,7 +130,7 @@ def open_program(folder: Place | str, step: int | None, members: Members) -> Che
         if members.index:
             return ""
         place = parsed_place(folder)
-        checkpoint = open_newest(place) if step is None else open_checkpoint(step_directory(place, step))
+        checkpoint = open_newest(place) if step is None else open_checkpoint(step_directory(place, whole_step(step)))
         return str(checkpoint.directory)
 
     directory = members.all_do("the checkpoint to load", chosen)[0]
