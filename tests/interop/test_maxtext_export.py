@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from flax.linen import logical_to_mesh_axes
 
 from shardwright import FindingsError, InputError, Request, load_layout, make_plan
 from shardwright.core.plan.plan import Plan
+from shardwright.core.stages.assignment import assigned
+from shardwright.core.stages.padded import padded_stack
+from shardwright.core.stages.units import units_of
 from shardwright.interop.maxtext.export import export_maxtext
 from shardwright.interop.maxtext.importing import import_maxtext
 from shardwright.interop.maxtext.reading.reading import parse_rule_file
@@ -101,7 +105,6 @@ def test_masks_and_dispatched_tokens_both_have_the_experts_axis():
 
 def test_an_axis_that_maxtext_lacks():
     layout = load_layout("fsdp")
-    from dataclasses import replace
 
     renamed = replace(
         layout,
@@ -115,9 +118,86 @@ def test_an_axis_that_maxtext_lacks():
     assert str(refused.value).endswith("MaxText's name for an axis that is mostly 'fsdp' is 'fsdp'.")
 
 
-def test_a_schedule_of_stages_is_not_lost():
+def staged(stages: int = 3, **changes):
     plan = planned("pp", "llama3-test")
-    entry = replace(plan.request.layout.entries["stage"], schedule="gpipe")
+    request = replace(
+        plan.request, mesh_sizes={"stage": stages, "fsdp": 1}, devices=None, microbatches=6, batch=12, **changes
+    )
+    return make_plan(request)
+
+
+def with_entry(plan, **options):
+    entry = replace(plan.request.layout.entries["stage"], **options)
     layout = replace(plan.request.layout, entries={**plan.request.layout.entries, "stage": entry})
-    with pytest.raises(InputError, match="'schedule' of axis 'stage' cannot be written as rules"):
-        export_maxtext(replace(plan, request=replace(plan.request, layout=layout)))
+    return make_plan(replace(plan.request, layout=layout))
+
+
+def test_stages_are_written_as_settings_and_read_back(tmp_path):
+    """6 layers are 3 stages x 2 layers x 1 repeat, or 3 x 1 x 2: the layers of each rank are those of MaxText's [repeat, stage, layer]."""
+    for virtual in (1, 2):
+        plan = with_entry(staged(), virtual=virtual)
+        text = export_maxtext(plan).text
+        lines = [
+            f"num_layers_per_pipeline_stage: {2 // virtual}",
+            f"num_pipeline_repeats: {virtual}",
+            "num_pipeline_microbatches: 6",
+        ]
+        assert [line for line in text.splitlines() if line.startswith("num_")] == lines
+        (tmp_path / "pp.yml").write_text(text)
+        found = import_maxtext(MaxTextRequest(file=str(tmp_path / "pp.yml"), model="llama3-test", batch=12, length=64))
+        assert found.pipeline is not None
+        assert (found.pipeline.repeats, found.pipeline.layers_per_stage, found.pipeline.microbatches) == (
+            virtual,
+            2 // virtual,
+            6,
+        )
+        assert found.comparison is not None
+        entry = found.comparison.layout.entries["stage"]
+        assert (entry.schedule, entry.virtual or 1) == ("circular", virtual)
+        layers = np.arange(6).reshape(virtual, 3, 2 // virtual)
+        stages = assigned(units_of(plan.request.table, 64, recomputed=True, ends=()), [2 // virtual] * 3 * virtual)
+        own = padded_stack(plan.request.table, "layers", stages, 3, "loop").layers
+        assert np.array_equal(np.array(own).reshape(3, -1), layers.transpose(1, 0, 2).reshape(3, -1))
+
+
+def test_what_maxtext_has_no_stages_for_is_refused():
+    with pytest.raises(InputError) as refused:
+        export_maxtext(with_entry(staged(), schedule="gpipe"))
+    assert str(refused.value) == (
+        "layout 'pp': schedule 'gpipe' cannot be said to MaxText, whose pipelines are 'circular'. Take 'schedule' out."
+    )
+    with pytest.raises(InputError) as refused:
+        export_maxtext(staged(stages=8))
+    assert str(refused.value) == (
+        "layout 'pp': 6 layers in 8 stages cannot be said to MaxText: its stages have equally many layers, and at least one."
+    )
+    uneven = export_maxtext(staged(stages=4))
+    assert "pipeline_parallel_layers: 4\nnum_layers_per_pipeline_stage: 1\n" in uneven.text
+    [rest] = [one for one in uneven.findings if one.where == "stages of layout 'pp'"]
+    assert rest.found == "2 layers outside of MaxText's pipeline, whose stages have equally many: every stage has them"
+
+
+@pytest.mark.parametrize(
+    ("lines", "found", "fix"),
+    [
+        (
+            "num_layers_per_pipeline_stage: 4",
+            "3 stages x 4 layers x 1 repeat = 12, of 6 layers",
+            "Write 'num_layers_per_pipeline_stage: 2' and 'num_pipeline_repeats: 1'.",
+        ),
+        (
+            "num_pipeline_repeats: 3",
+            "3 stages x 1 layer x 3 repeats = 9, of 6 layers",
+            "Write 'num_layers_per_pipeline_stage: 2' and 'num_pipeline_repeats: 1'.",
+        ),
+        ("num_pipeline_microbatches: 4", "4 microbatches for 3 stages", "Write 'num_pipeline_microbatches: 6'."),
+    ],
+)
+def test_settings_that_maxtext_ends_with_an_error_for(tmp_path, lines: str, found: str, fix: str):
+    text = export_maxtext(staged()).text
+    kept = [line for line in text.splitlines() if not line.startswith("num_")]
+    (tmp_path / "pp.yml").write_text("\n".join([*kept, lines]) + "\n")
+    result = import_maxtext(MaxTextRequest(file=str(tmp_path / "pp.yml"), model="llama3-test", batch=12, length=64))
+    wrong = [one for one in result.findings if one.code == "SW110"]
+    assert [(one.severity, one.found, one.fix) for one in wrong] == [("error", found, fix)]
+    assert result.pipeline is None

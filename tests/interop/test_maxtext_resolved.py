@@ -27,7 +27,6 @@ UNREAD = [
 
 CHANGES_NO_LAYOUT = {
     *(each.partition("=")[0] for each in UNREAD),
-    "num_layers_per_pipeline_stage",
     "scan_layers_per_stage",
 }
 

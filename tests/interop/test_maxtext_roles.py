@@ -100,7 +100,10 @@ def test_sequence_parallelism(tmp_path):
 def test_stages(tmp_path):
     text = edited(CLEAN, ("mesh_axes: [data,", "mesh_axes: [stage, data,"), (line("layers"), line("layers", "stage")))
     found = imported(tmp_path, text, "llama3-test", stage=2, fsdp=2, expert=1)
-    assert roles_of(found) == ["stage: {elsewhere: stage, embedding: data, logits: data}", "fsdp:  fsdp"]
+    assert roles_of(found) == [
+        "stage: {elsewhere: stage, embedding: data, logits: data, virtual: 3, schedule: circular}",
+        "fsdp:  fsdp",
+    ]
     # With stages MaxText shards the rows of embedding and logits over them first, whatever the rules are.
     assert found.comparison is not None
     ends = {each.tensor for each in found.comparison.differences if each.order}

@@ -6,4 +6,5 @@ model.py       the model of a configuration
 roles.py       rules as a layout in roles
 comparison.py  the layout compared with the rules, tensor by tensor
 export.py      a layout as rules
+stages.py      the settings of a pipeline, read and written
 """

@@ -20,6 +20,7 @@ from shardwright.interop.maxtext.reading.sizes import size_key
 from shardwright.interop.maxtext.reading.vocabulary import AXES
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve
 from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, StepShape, tensors_of
+from shardwright.interop.maxtext.stages import outside, settings_lines
 
 AXIS_OF_ROLE = {
     "data": "data",
@@ -75,7 +76,7 @@ def export_maxtext(plan: Plan) -> Export:
     lacks.
     """
     _axes_are_known(plan)
-    _stages_are_plain(plan)
+    settings = settings_lines(plan)
     _updates_are_plain(plan)
     planned = _planned_tensors(plan)
     rules = _rules(planned, tuple(_also(plan)))
@@ -85,14 +86,14 @@ def export_maxtext(plan: Plan) -> Export:
     return Export(
         plan=plan,
         rules=rules,
-        text=rules_text(plan, rules),
+        text=rules_text(plan, rules, settings),
         compared=len(planned),
         findings=tuple(_findings(plan, planned, differences)),
     )
 
 
-def rules_text(plan: Plan, rules: Sequence[Rule]) -> str:
-    """A file that is both a preset and a configuration: mesh, sizes, data and rules, one line each."""
+def rules_text(plan: Plan, rules: Sequence[Rule], settings: Sequence[str] = ()) -> str:
+    """A file that is both a preset and a configuration: mesh, sizes, settings of a pipeline, data and rules, one line each."""
     mesh, layout = plan.mesh, plan.request.layout
     axes = ", ".join(mesh.names)
     lines = [
@@ -101,6 +102,7 @@ def rules_text(plan: Plan, rules: Sequence[Rule]) -> str:
         f"mesh_axes: [{axes}]",
         f"data_sharding: [[{axes}]]",
         *(f"{size_key('ici', axis.name)}: {axis.size}" for axis in mesh.axes),
+        *settings,
         "logical_axis_rules:",
         *(f"  - {line}" for line in rules),
     ]
@@ -116,17 +118,6 @@ def _axes_are_known(plan: Plan) -> None:
             near = AXIS_OF_ROLE.get(layout.entries[axis].elsewhere or usual)
             hint = f" MaxText's name for an axis that is mostly '{usual}' is '{near}'." if near else ""
             raise InputError(f"MaxText has no mesh axis '{axis}'. Known: {', '.join(AXES)}.{hint}")
-
-
-def _stages_are_plain(plan: Plan) -> None:
-    """Raises InputError for options that rules cannot have: MaxText's settings have them."""
-    for axis, entry in plan.request.layout.entries.items():
-        given = [name for name in ("virtual", "schedule") if getattr(entry, name) is not None]
-        if given:
-            raise InputError(
-                f"layout '{plan.request.layout.name}': {' and '.join(map(repr, given))} of axis '{axis}' cannot be written as rules. Take "
-                f"it out, and set num_layers_per_pipeline_stage and num_pipeline_repeats of MaxText."
-            )
 
 
 def _updates_are_plain(plan: Plan) -> None:
@@ -239,6 +230,14 @@ def _findings(
                 f"({others([each.tensor.name for each, _ in those], kind)})\n{lines}",
                 needed="names that all tensors shard the same, or differently where another dim takes an axis of the first rule",
             )
+    if rest := outside(plan):
+        yield Finding(
+            code="SW123",
+            severity="info",
+            where=f"stages of layout '{layout.name}'",
+            found=f"{count(rest, 'layer')} outside of MaxText's pipeline, whose stages have equally many: every stage has them",
+            needed="stages that divide the layers",
+        )
     lost = [each for each in planned if each.lost]
     if lost:
         axes = dict.fromkeys(axis for each in lost for axis in each.lost)

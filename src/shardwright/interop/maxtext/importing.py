@@ -25,6 +25,7 @@ from shardwright.interop.maxtext.resolution.placement import Imported, Placed, p
 from shardwright.interop.maxtext.resolution.tensors import StepShape
 from shardwright.interop.maxtext.roles import layout_of
 from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
+from shardwright.interop.maxtext.stages import PipelineSettings, settings_of
 
 SIMILARITY = 0.92
 """The similarity to a key that is read, from 0 to 1, above which an unread key counts as misspelt. None of MaxText's own keys does."""
@@ -34,11 +35,12 @@ SIMILARITY = 0.92
 class MaxTextImport:
     """An imported configuration, the equivalent layout in roles, every finding, and the defaults that were chosen.
 
-    ``comparison`` None: the mesh has one device.
+    ``comparison`` None: the mesh has one device. ``pipeline``: its settings, where there are stages.
     """
 
     imported: Imported
     comparison: Comparison | None
+    pipeline: PipelineSettings | None
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
 
@@ -58,6 +60,7 @@ class MaxTextImport:
                 for r in imported.rules
             ],
             "tensors": [_tensor(placed, imported) for placed in imported.placed],
+            **({} if self.pipeline is None else {"pipeline": self.pipeline.to_json()}),
             "layout": None if comparison is None else layout_text(comparison.layout),
             "compared": 0 if comparison is None else comparison.compared,
             "differences": [] if comparison is None else [each.to_json() for each in comparison.differences],
@@ -94,13 +97,19 @@ def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
         *check(imported),
     ]
     comparison = None
-    layout = layout_of(imported, Path(request.file).stem)
+    pipeline = settings_of(imported.configuration, imported.table, imported.mesh.shape.get("stage", 1))
+    if isinstance(pipeline, Finding):
+        findings.append(pipeline)
+        pipeline = None
+    layout = layout_of(imported, Path(request.file).stem, pipeline)
     if layout is not None:
         places = {str(scalar.value): scalar.position for scalar in imported.configuration.mesh_axes}
         comparison = compared(imported, same_layout(layout, request.file, places))
         if comparison.finding is not None:
             findings.append(comparison.finding)
-    return MaxTextImport(imported=imported, comparison=comparison, findings=worst_first(findings), chosen=chosen)
+    return MaxTextImport(
+        imported=imported, comparison=comparison, pipeline=pipeline, findings=worst_first(findings), chosen=chosen
+    )
 
 
 def placed_for(request: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:

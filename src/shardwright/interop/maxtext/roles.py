@@ -32,18 +32,19 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.resolution.resolve import resolve_weight
 from shardwright.interop.layout_text import entry_of
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed
+from shardwright.interop.maxtext.stages import PipelineSettings
 
 TENSOR_DIMS = ("heads", "kv_heads", "mlp", "vocab")
 MAX_CHANGES = 12
 """The most rules and storage dims that are added; each reduces the misplaced bytes."""
 
 
-def layout_of(imported: Imported, name: str) -> Layout | None:
-    """The layout, on the axes larger than 1; None where the mesh has one device."""
+def layout_of(imported: Imported, name: str, pipeline: PipelineSettings | None = None) -> Layout | None:
+    """The layout, on the axes larger than 1; None where the mesh has one device. ``pipeline``: the settings of its stages."""
     mesh = smaller_mesh(imported.mesh)
     if mesh is None:
         return None
-    entries = {axis: _entry(imported, axis) for axis in mesh.names}
+    entries = {axis: _staged(_entry(imported, axis), pipeline) for axis in mesh.names}
     layout = Layout(
         name=name,
         about=f"The rules of {Path(imported.configuration.sources[-1]).name} for {imported.table.name}.",
@@ -99,6 +100,13 @@ def _entry(imported: Imported, axis: str) -> RoleEntry:
         if component not in present:
             roles[component] = usual if component in ROLES[usual].components else "idle"
     return entry_of(roles, sequence_parallel=parallel)
+
+
+def _staged(entry: RoleEntry, pipeline: PipelineSettings | None) -> RoleEntry:
+    """An entry with the repeats of the pipeline, where it has stages."""
+    if pipeline is None or "stage" not in entry.roles.values():
+        return entry
+    return replace(entry, schedule="circular", virtual=pipeline.repeats if pipeline.repeats > 1 else None)
 
 
 def _role(imported: Imported, axis: str, component: str) -> str:

@@ -11,6 +11,7 @@ from shardwright.core.layout.roles import COMPONENTS
 from shardwright.interop.maxtext.importing import MaxTextImport
 from shardwright.interop.maxtext.reading.rules import names_of
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed
+from shardwright.interop.maxtext.stages import PipelineSettings
 from shardwright.report.interop.import_views import findings_section, heading, layout_section
 from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
@@ -33,6 +34,8 @@ def maxtext_view(found: MaxTextImport) -> View:
             f"resolved {DIALECTS[imported.dialect]}",
             "step": f"{several(imported.step.batch, 'row')} of {several(imported.step.length, 'token')}",
         }
+        if found.pipeline is not None:
+            lines["pipeline"] = _pipeline(found.pipeline)
         if imported.configuration.not_read:
             lines["not read"] = f"{', '.join(imported.configuration.not_read)}: they change no layout"
         sections = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]
@@ -52,6 +55,13 @@ def maxtext_view(found: MaxTextImport) -> View:
         return Group(*sections, *findings_section(found.findings, width))
 
     return view
+
+
+def _pipeline(found: PipelineSettings) -> str:
+    return (
+        f"{several(found.layers, 'layer')}: {several(found.stages, 'stage')} x {several(found.layers_per_stage, 'layer')} x "
+        f"{several(found.repeats, 'repeat')}, {several(found.microbatches, 'microbatch')}"
+    )
 
 
 def _mesh(imported: Imported) -> str:
