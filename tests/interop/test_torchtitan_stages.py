@@ -112,6 +112,12 @@ def test_modules_of_each_stage(tmp_path):
             "Take 'pipeline_parallel_schedule_csv' out.",
         ),
         ("module_fqns_per_model_part = 'all'", "'all'", ""),
+        ("module_fqns_per_model_part = [['tok_embeddings'], [], ['norm', 'output']]", "no module in stage 1", ""),
+        (
+            "module_fqns_per_model_part = [['tok_embeddings', 'layers.1'], ['layers.0'], ['norm', 'output']]",
+            "'layers.1' where 'layers.0' is next",
+            "",
+        ),
         (
             "module_fqns_per_model_part = [['tok_embeddings'], ['layers.0', 'rope'], ['norm', 'output']]",
             "module 'rope'",

@@ -176,7 +176,7 @@ class Stage:
             inside = inside.inside
 
     def segments(self, batch: Batch) -> list[Segment]:
-        """The stage in parts, whose results follow each other."""
+        """What the stage calls, one result following from the other."""
         parts: list[tuple[Part, Gathered]] = [
             *([("embedding", self.root)] if self.has_embedding else []),
             *((called, called.module) for called in self._called(batch)),

@@ -174,7 +174,13 @@ def _letters(parts: Any) -> Iterator[str]:
     """The letters of the modules of each stage: the norm and the output are the logits."""
     if not isinstance(parts, (list, tuple)) or not all(isinstance(part, (list, tuple)) for part in parts):
         raise _RefusedError(MODULES, shown(parts), "a list of the modules of each stage")
-    for part in parts:
+    layers = [name for part in parts for name in part if isinstance(name, str) and name.startswith("layers.")]
+    for number, name in enumerate(layers):
+        if name != f"layers.{number}":
+            raise _RefusedError(MODULES, f"'{name}' where 'layers.{number}' is next", "each layer once, in their order")
+    for number, part in enumerate(parts):
+        if not part:
+            raise _RefusedError(MODULES, f"no module in stage {number}", "at least one module in each stage")
         letters = "".join(_letter(name) for name in part)
         if letters.endswith("nL"):
             letters = f"{letters[:-2]}L"
