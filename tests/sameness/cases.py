@@ -106,6 +106,16 @@ def dense() -> Iterator[Case]:
         yield case(LLAMA3, layout, mesh, settings="tied=true")
 
 
+def updates() -> Iterator[Case]:
+    """Updates that axes shard and weights that they do not."""
+    yield case(LLAMA3, "zero1", "data=8")
+    yield case(LLAMA3, "zero2", "data=4", settings="tied=true")
+    yield case(LLAMA3, "hsdp-zero1", "data=4,fsdp=2")
+    yield case(LLAMA3, "hsdp-zero2", "data=2,fsdp=4")
+    yield case(LLAMA3, "zero-tp", "data=2,replica=2,tensor=2")
+    yield case(MIXTRAL, "zero-ep", "data=2,fsdp=2,expert=2")
+
+
 COVERING: tuple[Case, ...] = (
     case(LLAMA3, "fsdp", "fsdp=8"),
     case(LLAMA3, "hsdp", "data=4,fsdp=2"),
@@ -132,6 +142,7 @@ WHOLE: tuple[Case, ...] = tuple(
             *presets(LLAMA3),
             *attention(LLAMA3, SHARED_HEADS),
             *dense(),
+            *updates(),
             *presets(MIXTRAL),
             *experts(MIXTRAL, "capacity_factor=1.0"),
             *experts_further(MIXTRAL, "capacity_factor=1.0"),
