@@ -55,6 +55,7 @@ test-all: test
 	$(BIN)/python -m tests.sameness.curves
 	$(BIN)/python -m tests.cli.compared --count=100
 	$(BIN)/python -m tests.engine_torch.whole
+	$(BIN)/python -m tests.engine_torch.whole_stages
 	$(BIN)/python -m tests.pairs.whole
 	$(BIN)/python -m tests.runs.kills --jobs=$(JOBS)
 	$(BIN)/python -m tests.checkpoint.flipping

@@ -44,11 +44,14 @@ class Case:
     move: str | None = None
     dtype: str = "float32"
     remat: str = "full"
+    microbatches: int = 1
+    schedule: str | None = None
 
     def __str__(self) -> str:
         extra = [each for each in (self.set, self.move) if each]
         extra += [self.dtype] if self.dtype != "float32" else []
         extra += [f"remat={self.remat}"] if self.remat != "full" else []
+        extra += [f"{self.schedule}, {self.microbatches} microbatches"] if self.schedule else []
         return " ".join([self.model, self.layout, self.mesh, f"{self.rows}x{self.length}", *extra])
 
     @property

@@ -1,6 +1,9 @@
 """Tokens a second of Shardwright's step on PyTorch against FSDP2 by hand, on the same ranks, in alternation.
 
 python -m benchmarks.torch_step [--quick] [--only TEXT]
+
+Layouts with stages are compared with ``torch.distributed.pipelining`` by hand, which keeps weights gathered, and reduces gradients once a
+step.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.cases import OPTIONS, SEED, Case, rows_of
 from benchmarks.handwritten import torch_llama3 as by_hand
+from benchmarks.handwritten import torch_stages as in_stages
 from benchmarks.options import Options, begin
 from benchmarks.results import Found, keep
 from benchmarks.timing import Times, cpu_seconds, ratio
@@ -40,7 +44,25 @@ CASES = (
     Case(model="llama3-test", layout="fsdp", mesh="fsdp=4", remat="none"),
     Case(model="llama3-test", layout="fsdp", mesh="fsdp=4"),
     Case(model="llama3-test", layout="hsdp", mesh="data=2,fsdp=2", remat="none"),
+    Case(
+        model="llama3-test", layout="pp", mesh="stage=4,fsdp=1", rows=16, remat="none", microbatches=8, schedule="1f1b"
+    ),
+    Case(
+        model="llama3-test", layout="pp", mesh="stage=2,fsdp=2", rows=16, remat="none", microbatches=4, schedule="1f1b"
+    ),
+    Case(
+        model="llama3-test",
+        layout="pp",
+        mesh="stage=2,fsdp=2",
+        rows=16,
+        remat="none",
+        microbatches=4,
+        schedule="zero-bubble",
+    ),
 )
+OF_TORCH = {"1f1b": "1F1B", "zero-bubble": "InterleavedZeroBubble"}
+"""PyTorch's names of schedules."""
+
 NAMES = {
     "attention.q": "attention.q",
     "attention.k": "attention.k",
@@ -169,7 +191,14 @@ def _turns(steps: Mapping[str, Go], blocks: int, block_s: float) -> dict[str, Ti
 def plan_of(case: Case) -> Plan:
     """The plan of a case on PyTorch."""
     options = PlanOptions(
-        mesh=case.mesh, batch=case.rows, length=case.length, dtype=case.dtype, remat=case.remat, engine="torch"
+        mesh=case.mesh,
+        batch=case.rows,
+        length=case.length,
+        dtype=case.dtype,
+        remat=case.remat,
+        engine="torch",
+        microbatches=case.microbatches,
+        schedule=case.schedule,
     )
     return make_plan(typed_request(case.model, case.layout, options).request)
 
@@ -192,19 +221,31 @@ def handwritten(plan: Plan, batch: Mapping[str, torch.Tensor]) -> Go:
     table, mesh = plan.request.table, plan.mesh
     form = table.architecture
     axes = mesh.larger_than_one(mesh.names)
+    sizes = by_hand.Sizes(
+        vocab=form.vocab,
+        embed=form.embed,
+        mlp=form.mlp,
+        heads=form.attention.heads,
+        kv_heads=form.attention.kv_heads,
+        head_dim=form.attention.head_dim,
+        layers=form.stacks[0].num,
+        eps=form.norm_eps,
+        frequencies=tuple(form.rope.inverse_frequencies(form.attention.rotary_dim)),
+        recomputed=plan.request.remat == "full",
+    )
+    if plan.pipeline is not None:
+        stepped = in_stages.Step(
+            sizes,
+            _values(plan),
+            init_device_mesh("cpu", (mesh.size("stage"), mesh.size("fsdp")), mesh_dim_names=("stage", "fsdp")),
+            [stage.layers for stage in plan.pipeline.choice.stages],
+            OF_TORCH[plan.pipeline.choice.schedule],
+            plan.request.microbatches,
+            (OPTIONS.lr, OPTIONS.warmup, OPTIONS.weight_decay, OPTIONS.clip),
+        )
+        return lambda: stepped(batch)
     model = by_hand.sharded(
-        by_hand.Sizes(
-            vocab=form.vocab,
-            embed=form.embed,
-            mlp=form.mlp,
-            heads=form.attention.heads,
-            kv_heads=form.attention.kv_heads,
-            head_dim=form.attention.head_dim,
-            layers=form.stacks[0].num,
-            eps=form.norm_eps,
-            frequencies=tuple(form.rope.inverse_frequencies(form.attention.rotary_dim)),
-            recomputed=plan.request.remat == "full",
-        ),
+        sizes,
         _values(plan),
         init_device_mesh("cpu", tuple(mesh.size(axis) for axis in axes), mesh_dim_names=axes),
     )

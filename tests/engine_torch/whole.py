@@ -19,6 +19,7 @@ from tests.engine_torch.meeting import in_group
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import in_words, trained
 from tests.engine_torch.test_against_jax import CASES
+from tests.sameness.page import section_of, with_section
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "sameness-torch.md"
 HEAD = f"""# How much the two engines differ
@@ -60,7 +61,10 @@ def main() -> int:
     for one in failed:
         print(f"not the same: {one}", file=sys.stderr)
     if not given.only and not failed:
-        PAGE.write_text(HEAD + "\n".join(found) + "\n", encoding="utf-8")
+        # Another command writes the section of stages: it is kept.
+        stages = section_of(PAGE.read_text(encoding="utf-8"), "Stages")
+        page = HEAD + "\n".join(found) + "\n"
+        PAGE.write_text(with_section(page, "Stages", stages) if stages else page, encoding="utf-8")
     return 1 if failed else 0
 
 
