@@ -96,7 +96,7 @@ def saved(out: Path, model: str) -> tuple[Path, dict[str, np.ndarray]]:
                 box = Box((*[0] * (one.ndim - 1), start), (*one.shape[:-1], stop))
                 owned.append(OwnedBox(name=name, box=box, array=one[box.slices]))
     found = replace(point(), model=model, metadata=architecture_values(table))
-    return save_checkpoint(out, found, infos, owned), arrays
+    return Path(str(save_checkpoint(out, found, infos, owned))), arrays
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -124,6 +124,26 @@ def test_a_resharded_checkpoint_is_the_same_in_the_boxes_of_the_layout(
     assert shown["after"]["bytes_read"] <= shown["before"]["bytes_read"]
     assert main(["ckpt", "reshard", str(directory), *to]) == 2
     assert "already holds a checkpoint" in capsys.readouterr().err
+
+
+def test_stages_are_exchanged_for_other_stages_and_for_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the boxes of four stages, of three uneven ones as given, of two on the other engine, and of none: the same bits."""
+    source, arrays = saved(tmp_path / "start", "llama3-test")
+    settings = ["--set", *(f"{name}={value}" for name, value in SETTINGS["llama3-test"].items())]
+    for number, on in enumerate(
+        (
+            ["pp", "--mesh", "stage=4,fsdp=1", "--engine", "torch"],
+            ["pp", "--mesh", "stage=3,fsdp=2", "--engine", "jax", "--stages", "Et|t|tL"],
+            ["pp", "--mesh", "stage=2,fsdp=2", "--engine", "jax"],
+            ["fsdp", "--mesh", "fsdp=3", "--engine", "torch"],
+        )
+    ):
+        out = tmp_path / str(number)
+        assert main(["ckpt", "reshard", str(source), "--out", str(out), "--layout", *on, *settings]) == 0
+        found = open_checkpoint(next((out / "checkpoints").glob("step-*")))
+        assert all(same_bits(found.read_box(name), array) for name, array in arrays.items())
+        source = out
+    capsys.readouterr()
 
 
 def test_it_goes_to_an_object_store_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
