@@ -84,7 +84,7 @@ def _gathered_bytes(plan: Plan, gathering: Gathering) -> Iterator[int]:
         if once and one.gathered:
             elements = row.num * one.shard_elements(plan.mesh) * plan.mesh.size(one.gathered)
             yield elements * DTYPE_BYTES[one.gather_dtype]
-            if gathering.split:
+            if gathering.once:
                 yield elements * DTYPE_BYTES[one.reduce_dtype]
 
 
@@ -189,7 +189,7 @@ def _times_a_step(one: PlannedCollective, plan: Plan, gathering: Gathering, micr
     if of_weights and one.kind == "all-gather":
         once = gathering.ends_once if rows[0].stack is None else gathering.once
         return (0 if one.phase == "recompute" else 1) if once else microbatches
-    if of_weights and one.kind == "reduce-scatter" and gathering.split:
+    if of_weights and one.kind == "reduce-scatter" and gathering.once:
         return 1
     return microbatches
 

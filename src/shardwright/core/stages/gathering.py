@@ -4,12 +4,12 @@
 |---|---|---|
 | none: no pipeline | for each pass | in each microbatch |
 | no split backward, ``full`` or ``dots`` | for each pass | in each microbatch |
-| no split backward, ``none`` | once a step | in each microbatch |
+| no split backward, ``none`` | once a step | once a step |
 | split backward | once a step | once a step |
 
 The weight half of a split backward pass runs on what its input half left: weights that were freed in between would have no gradient, or
-a wrong one, and no error would say so. With ``none`` nothing is computed again, and a pass of another microbatch would often find the
-weights gathered. In a pipeline the weights of the ends are gathered once a step.
+a wrong one, and no error would say so. With ``none`` nothing is computed again: memory is given for time, here too. In a pipeline the weights
+of the ends are gathered once a step.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from shardwright.core.schedules.schedules import SCHEDULES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering:
-    """``once``: a layer's weights are gathered once a step, and stay. ``ends_once``: those of the ends. ``split``: the backward pass
-    has two halves, so gradients are reduced once a step."""
+    """``once``: a layer's weights are gathered once a step, and stay, and all gradients are reduced once. ``ends_once``: weights of the ends
+    are gathered once. ``split``: the backward pass has two halves."""
 
     once: bool = False
     ends_once: bool = False

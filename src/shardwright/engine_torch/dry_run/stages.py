@@ -134,8 +134,11 @@ def _neighbours(stages: Sequence[PlannedStage]) -> list[list[PlannedStage]]:
 
 
 def _kinds(table: Table, rank: int, number: int) -> tuple[Kind, ...]:
-    """What the rank does for each microbatch of a stage."""
+    """What the rank does for each microbatch of a stage. Where some backward passes are in halves and others are not, all are in halves
+    here, which makes no difference."""
     kinds = {action.kind for action in table.actions[rank] if action.stage == number}
+    if "input_gradient" in kinds:
+        kinds.discard("backward")
     return tuple(kind for kind in (*BEFORE, *AFTER) if kind in kinds)
 
 

@@ -51,7 +51,7 @@ def begin(stage: Stage) -> None:
     for module in stage.sharded():
         once = gathering.ends_once if module in ends else gathering.once
         module.set_reshard_after_backward(not once, recurse=False)
-        module.set_requires_gradient_sync(not gathering.split, recurse=False)
+        module.set_requires_gradient_sync(not gathering.once, recurse=False)
 
 
 def sum_replicas(stage: Stage, *, last: bool) -> None:
@@ -177,12 +177,11 @@ class _Step:
         if stage.gathering.split:
             _let_go(stage)
             sum_replicas(stage, last=True)
-            for module in stage.sharded():
-                module.set_requires_gradient_sync(True, recurse=False)
             end_backward(stage.sharded())
 
 
 def _let_go(stage: Stage) -> None:
-    """Free gathered weights after the next backward pass."""
+    """Free gathered weights and reduce gradients after the next backward pass, or half of one: the stage's last."""
     for module in stage.sharded():
         module.set_reshard_after_backward(True, recurse=False)
+        module.set_requires_gradient_sync(True, recurse=False)
