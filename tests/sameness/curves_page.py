@@ -47,7 +47,7 @@ The loss of step {STEPS}, and its distance from bfloat16's; *last ten*: that of 
 The largest distance of a final loss is {{most:.2%}}; more than {ALLOWED:.0%} is an error.
 
 How far a recipe stays behind depends on how fast the model learns. With `--lr 1e-3 --batch 16`, `llama3-test` under HSDP x TP ends at
-2.513 in bfloat16, `fp8-current` 0.20% above it, and `nvfp4` 2.06%, or 1.68% with `high_layers: 1` (23 November 2026): FP4 in every
+2.51 in bfloat16, `fp8-current` 0.2% above it, and `nvfp4` about 2%, or 1.7% with `high_layers: 1` (23 November 2026): FP4 in every
 layer of so small a model is more than 1% behind there.
 
 `python -m tests.sameness.curves` trains all of them again, as part of `make test-all`, and writes this page. Any of them is also
