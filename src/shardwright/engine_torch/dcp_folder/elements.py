@@ -21,6 +21,7 @@ from shardwright.engine_torch.dcp_folder.folder import TRUST, DcpFolder, StoredI
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import raw_of
 from shardwright.storage.files import open_regular
+from shardwright.storage.system import Opened
 
 MAX_VALUE_BYTES = 1 << 30
 _STORAGE = "data/0"
@@ -30,7 +31,7 @@ _STORAGE = "data/0"
 class Section(io.RawIOBase):
     """A range of the bytes of a file, as a file of its own."""
 
-    def __init__(self, file: io.FileIO, start: int, num_bytes: int) -> None:
+    def __init__(self, file: Opened, start: int, num_bytes: int) -> None:
         self._file, self._start, self._num_bytes, self._at = file, start, num_bytes, 0
 
     def readable(self) -> bool:
