@@ -138,9 +138,10 @@ class _Step:
         if whole:
             self._done[number] += 1
             last = self._done[number] == self._model.table.microbatches
-            sum_replicas(stage, last=last)
             if last:
                 _let_go(stage)
+            # After it: whether gradients are reduced also says whether replicas are.
+            sum_replicas(stage, last=last)
             found = self._passes.pop(place).backward(cotangent)
         else:
             found = self._passes[place].input_gradient(cotangent)
