@@ -33,13 +33,14 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     """Memory of one device at the peak of a step.
 
     Gradients are stored as ``held_gradient`` says; what the optimizer keeps, and the average, as the update of
-    their weights is sharded. ``activations_bytes`` is what the larger of two points
+    their weights is sharded. ``activations_bytes`` is what the largest of three points
     in time needs in addition to weights, their gradients, the optimizer's tensors and the average:
 
     | point in time | holds |
     |---|---|
     | the logits' backward pass | what layers save; the logits in float32, their cotangent in the dtype of the computation, and a transposed copy of it for the weight's gradient (not on TPU); the logits' weight in use, and its unsharded gradient. No gradient of a layer exists yet |
     | the backward pass of a layer | what layers save; all gradients; for the stack whose layer needs the most, one layer's named activations with their cotangents, its gathered weights, their unsharded gradients, and float32 accumulators for those of experts (not on TPU) |
+    | the gathers of updated weights, on JAX | gradients as in the update, and all weights whose update is sharded, gathered before they take the place of the old ones |
 
     TPU compilers hold only the gradients of a layer that are in use: the cotangents of one component, the largest, and the
     unsharded gradient of one weight, the largest. Others are reduce-scattered before.
@@ -65,11 +66,13 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
         gradients + _in_a_layer(request, mesh, trained, activations),
     )
     accumulated = gradients if request.microbatches > 1 else 0
+    reduced = sum(elements.values()) * DTYPE_BYTES[request.summed_in]
+    at_the_update = reduced + _gathered_at_the_update(request, mesh, trained)
     return Memory(
         weights_bytes=stored,
         gradients_bytes=gradients,
         optimizer_bytes=sum(_kept_bytes(kept, elements) for kept in request.kept if kept.prefix != AVERAGE.prefix),
-        activations_bytes=max(0, max(peaks) + accumulated - gradients),
+        activations_bytes=max(0, max(peaks) + accumulated - gradients, at_the_update - gradients),
         average_bytes=sum(_kept_bytes(kept, elements) for kept in request.kept if kept.prefix == AVERAGE.prefix),
     )
 
@@ -167,6 +170,13 @@ def _weights_in_use(request: Request, mesh: Mesh, weights: Sequence[TensorPlan])
         return sum(in_use.values()) + max(gradients, default=0)
     accumulators = (bytes_on_device(w.in_use, w.shape, "float32", mesh) for w in weights if w.component == "moe")
     return sum(in_use.values()) + sum(gradients) + sum(accumulators)
+
+
+def _gathered_at_the_update(request: Request, mesh: Mesh, trained: Sequence[TensorPlan]) -> int:
+    """What XLA gathers of weights of which each device has updated a part; PyTorch gathers one layer at a time, into the weights."""
+    if request.engine == "torch":
+        return 0
+    return sum(t.bytes_per_device * layers_on_device(request, mesh, t) for t in trained if t.update_is_sharded)
 
 
 def _scatters(request: Request, mesh: Mesh, tensor: TensorPlan) -> bool:
