@@ -35,10 +35,11 @@ class OverRanks:
 def compared(plan: Plan) -> tuple[str, str, int, int]:
     """What a rank reads where all histories are equal, and where one rank has another; how many boxes it holds, and saves."""
     state = initial_state(model_of(plan), 0)
+    (stage,) = state.model.stages.values()
     found = []
     for fault in (0.0, 0.5):
         if dist.get_rank() == 3:
-            state.model.delayed[NAME.partition("/")[2]].history[1, 2] = fault
+            stage.delayed[NAME.partition("/")[2]].history[1, 2] = fault
         try:
             require_equal(delayed_boxes(state), OverRanks(), 1)
             found.append("")
