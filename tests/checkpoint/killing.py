@@ -28,6 +28,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from shardwright.checkpoint import latest, open_checkpoint, verify
+from shardwright.checkpoint.folder import on_disk
 from shardwright.checkpoint.folder.directory import committed, leftovers
 from shardwright.checkpoint.folder.names import step_directory, step_of
 from shardwright.checkpoint.format.errors import CheckpointError
@@ -204,7 +205,7 @@ def break_the_store(fault: str) -> None:
             os.rename(save.directory, final)
             return commit(replace(save, directory=final), *arguments, **options)
 
-        saves.commit, saves._refuse_to_overwrite = renamed_first, lambda _: None
+        saves.commit, on_disk._refuse_to_overwrite = renamed_first, lambda _: None
     elif fault == "deleted under its name":
         retention.delete = shutil.rmtree
     else:

@@ -169,14 +169,24 @@ VERBS = {
 }
 
 
+SHARED_ENDS = """\
+name: shared
+mesh: {stage: 2, fsdp: auto}
+roles:
+  stage: {elsewhere: stage, embedding: fsdp, logits: tensor}
+  fsdp:  fsdp
+"""
+
+
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 def test_a_lock_does_not_depend_on_what_the_engine_runs(engine: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    asks = ["llama3-test", "--layout", "pp", "--mesh", "stage=2,fsdp=4", "--engine", engine]
+    Path("shared.yaml").write_text(SHARED_ENDS, encoding="utf-8")
+    asks = ["llama3-test", "--layout", "shared.yaml", "--devices", "8", "--engine", engine]
     for words, code in VERBS.values():
         assert main([words[0], *asks, *words[1:]]) == code
     out, err = capsys.readouterr()
     assert out.count("error SW415") == 2
     assert err == "shardwright: the plan has errors, so nothing was started.\n"
-    assert main(["check", "llama3-test.pp.lock.json"]) == 0
-    assert main(["diff", "llama3-test.pp.lock.json", "fsdp"]) == 0
+    assert main(["check", "llama3-test.shared.lock.json"]) == 0
+    assert main(["diff", "llama3-test.shared.lock.json", "fsdp"]) == 0

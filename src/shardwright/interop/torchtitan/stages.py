@@ -158,7 +158,7 @@ def _shared_out(number: int, layers: int, first: int, last: int) -> Iterator[str
     """The letters of each stage: all layers with the ends counted, evenly, one more for the first ones.
 
     >>> list(_shared_out(4, 6, 1, 1)), list(_shared_out(3, 7, 2, 1))
-    (['Et', 'tt', 'tt', 'tL'], (['Ett', 'ttt', 'ttL']))
+    (['Et', 'tt', 'tt', 'tL'], ['Ett', 'ttt', 'ttL'])
     """
     least, more = divmod(layers + first + last, number)
     for name, less in ((FIRST_LESS, first), (LAST_LESS, last)):
