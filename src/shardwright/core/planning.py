@@ -25,6 +25,7 @@ from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import activation_sizes, resolve_activation, resolve_weight
 from shardwright.core.resolution.update import resolve_update
+from shardwright.core.stages.choice import Choice
 
 
 def make_plan(request: Request) -> Plan:
@@ -47,12 +48,15 @@ def resolve(request: Request) -> Plan:
     components = request.table.components
     quantized = quantized_weights(request, mesh)
     tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
+    choice = chosen_stages(request, mesh)
+    staged = choice is not None and not choice.faults
     plan = Plan(
         request=request,
         mesh=mesh,
         sizes=sizes,
         tensors=tensors,
-        collectives=step_collectives(request, mesh, tensors, quantized),
+        # In stages they are those of the slowest rank, and follow from the plans of stages.
+        collectives=() if staged else step_collectives(request, mesh, tensors, quantized),
         memory=replace(
             estimate_memory(request, mesh, tensors), amax_history_bytes=history_bytes(request, mesh, quantized)
         ),
@@ -60,15 +64,12 @@ def resolve(request: Request) -> Plan:
         findings=notes,
         quantized=quantized,
     )
-    return _with_stages(plan)
+    return _with_stages(plan, choice) if choice is not None and staged else plan
 
 
-def _with_stages(plan: Plan) -> Plan:
-    """The plan with its pipeline, if an axis divides the layers into stages and they can be made."""
+def _with_stages(plan: Plan, choice: Choice) -> Plan:
+    """The plan with its pipeline. ``choice``: its stages, which can be made."""
     request, mesh = plan.request, plan.mesh
-    choice = chosen_stages(request, mesh)
-    if choice is None or choice.faults:
-        return plan
     planned: dict[object, Plan] = {}
     plans, held = (
         [_resolved_once(own, planned) for own in requests]
