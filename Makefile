@@ -14,7 +14,7 @@ SOURCES := src tests benchmarks
 help:
 	@echo 'make demo     the plan of a small model and a short training run on 8 simulated devices'
 	@echo 'make test     everything that CI checks'
-	@echo 'make test-all the same, every layout compared with one device, and docs/sameness.md written again: about two hours'
+	@echo 'make test-all the same, every layout compared with one device, and docs/sameness.md written again: about two and a half hours'
 	@echo 'make fuzz     7,000 damaged and invented inputs for every command. Part of make test-all'
 	@echo 'make mutants  300 small faults, drawn and put into the code: is each seen by a test? Part of make test-all'
 	@echo 'make test-targets  the steps of real models, compiled for TPUs and GPUs without them (0.5 GB of compilers)'
@@ -34,7 +34,7 @@ demo:
 	@sh scripts/demo.sh
 
 # The tests of one file share compilations, so that they stay in one process.
-PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --max-worker-restart=2
 
 # Test processes and the commands that they start share bytecode and, of this run only, what JAX compiles. The type checker, which
 # keeps one core busy for a minute, runs beside them; what it says comes last.
@@ -56,9 +56,11 @@ test-all: test
 	$(BIN)/python -m tests.cli.compared --count=100
 	$(BIN)/python -m tests.engine_torch.whole
 	$(BIN)/python -m tests.engine_torch.whole_stages
+	$(BIN)/python -m tests.engine_torch.whole_modules
 	$(BIN)/python -m tests.pairs.whole
 	$(BIN)/python -m tests.runs.kills --jobs=$(JOBS)
 	$(BIN)/python -m tests.checkpoint.flipping
+	$(BIN)/python -m tests.sameness.random_policies
 	$(BIN)/python -m tests.sameness.random_whole --jobs=$(JOBS)
 	$(BIN)/python -m tests.sameness.random_whole --jobs=$(JOBS) --dtype=bfloat16
 	$(MAKE) fuzz

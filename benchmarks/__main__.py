@@ -16,12 +16,14 @@ COMMANDS = (
     "scale",
     "torch_step",
     "checkpoint",
+    "checkpoint_pause",
     "checkpoint_scale",
     "checkpoint_exchange",
     "checkpoint_store",
     "conversion",
     "calibration",
     "gpu",
+    "gpu_modules",
 )
 SHARING = {"step", "moe", "scale"}
 """Commands that time some of the same programs, and never their compilation."""

@@ -15,7 +15,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, open_checkpoint, save_checkpoint
-from shardwright.checkpoint.writing.copies import HostCopies
 from shardwright.core.boxes.box import Box
 
 DEVICES, ROWS = 8, 1024
@@ -35,9 +33,7 @@ NOTES = (
     "Each round times every system once, in an order that is reversed from round to round; the page cache is warm for loads, so "
     "that a load measures copies and digests and not the disk. Ratios are of one round, their median is shown.",
     "Other cuts: saved in rows by 8 simulated devices, loaded in columns.",
-    "The pause of an asynchronous save is how long it keeps the program, after the first save, over a synchronous save of the same state in "
-    "the same round. Of NumPy arrays it is the copy to host memory; of a tree of JAX and of a module of PyTorch, all of Saver.save. "
-    "Copies have the rate of the memory. JAX arrays that the program does not donate need none (copy=False).",
+    "How long an asynchronous save keeps a program is measured in checkpoint_pause.",
     "Memory of a load: the largest resident size above that before it, divided by the state, in a process of its own.",
 )
 
@@ -182,40 +178,6 @@ def systems_of(arrays: Arrays) -> dict[str, Any]:
     return made
 
 
-class Pauses:
-    """The pauses of a program's own saves, each over a synchronous save of the same state."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        import torch
-        from torch import nn
-
-        from shardwright import engine_jax, engine_torch
-
-        tree = {name: jax.device_put(array, sharded(0)) for name, array in arrays.items()}
-        module = nn.ParameterDict({name: nn.Parameter(torch.from_numpy(array)) for name, array in arrays.items()})
-        self.programs: dict[str, tuple[Any, Any, Any]] = {
-            "JAX": (engine_jax.save, engine_jax.Saver, tree),
-            "JAX, not donated": (engine_jax.save, partial(engine_jax.Saver, copy=False), tree),
-            "PyTorch": (engine_torch.save, engine_torch.Saver, module),
-        }
-
-    def ratios(self, folder: Path, rounds: int) -> dict[str, list[float]]:
-        """Of each program in each round. The first one warms up, and gets the memory of the copies."""
-        found: dict[str, list[float]] = {}
-        for name, (save, saver_of, state) in self.programs.items():
-            with saver_of(folder / "background", keep=1) as saver:
-                for number in range(rounds + 1):
-                    at = folder / "once"
-                    took = timed(lambda save=save, at=at, state=state: save(at, state, step=1))
-                    shutil.rmtree(at)
-                    pause = timed(lambda saver=saver, state=state, step=number + 1: saver.save(state, step=step))
-                    saver.wait()
-                    if number:
-                        found.setdefault(name, []).append(pause / took)
-            shutil.rmtree(folder / "background")
-        return found
-
-
 def timed(do: Callable[[], Any]) -> float:
     started = time.perf_counter()
     do()
@@ -248,9 +210,6 @@ def main() -> None:
     times: dict[str, dict[str, list[float]]] = {
         what: {name: [] for name in names} for what in ("save", "same", "other")
     }
-    pauses: list[float] = []
-    copies = HostCopies()
-    copies.of(in_rows(arrays))
     folder = Path(tempfile.mkdtemp(dir="."))
     try:
         for number in range(options.blocks(5) + 1):
@@ -264,15 +223,10 @@ def main() -> None:
                 if number:  # The first round warms up.
                     for what, seconds in took.items():
                         times[what][name].append(seconds)
-                if name == "ours":
-                    pauses.append(timed(lambda: copies.of(in_rows(arrays))) / took["save"])
                 if name != "ours" or number < options.blocks(5):
                     shutil.rmtree(at)
         last = next(folder.glob("ours-*")) / "checkpoints" / "step-00000001"
         memory = memory_of_a_load(last)
-        systems.clear()
-        copies = HostCopies()
-        of_programs = Pauses(arrays).ratios(folder, options.blocks(5))
     finally:
         shutil.rmtree(folder)
     rows, numbers = [], []
@@ -290,12 +244,9 @@ def main() -> None:
         ratio = statistics.median(one / other for one, other in zip(mine, best, strict=True))
         rows.append([*row, f"{ratio:.2f}"])
         numbers.append({"what": what, "seconds": times[what], "over_best": ratio})
-    for name, ratios in {"NumPy": pauses, **of_programs}.items():
-        row = [f"pause of an asynchronous save, of a save: {name}", *[""] * names.index("ours")]
-        rows.append([*row, f"{statistics.median(ratios):.3f}"])
     rows.append(["memory of a load, of the state", *[""] * names.index("ours"), f"{memory:.2f}"])
     rows = [[*row, *[""] * (len(names) + 2 - len(row))] for row in rows]
-    numbers.append({"pause": {"NumPy": pauses, **of_programs}, "memory": memory})
+    numbers.append({"memory": memory})
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     keep(
         Found(

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ ROOT = Path(__file__).parent.parent
 
 # These programs run for seconds: half the time to make machine code of them is what counts. How they are partitioned,
 # and so what they compute and move, stays as it is.
-_QUICKLY = "--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0"
+_QUICKLY = "--xla_backend_optimization_level=0"
+if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+    # Later versions have no such flag, and an unknown one ends the process.
+    _QUICKLY = f"--xla_cpu_use_fusion_emitters=false {_QUICKLY}"
 
 # JAX reads these when it is imported. Eight devices share two cores here, where an all-reduce may wait long for its
 # last device; a hang is still ended.

@@ -21,7 +21,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100",),
     "Hopper": ("h100", "h200"),
     "Hopper at 500 W": ("h100-96gb",),
-    "Blackwell": ("b200", "gb200", "b300", "gb300"),
+    "Blackwell": ("b200", "gb200"),
     "TPU v5e": ("v5e",),
     "TPU v5p": ("v5p",),
     "TPU v6e": ("v6e",),

@@ -13,7 +13,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost import Machine, price
 
-WHOLE = ("batch", "length", "microbatches")
+WHOLE = ("batch", "length", "microbatches", "loss_chunks")
 
 
 def typed(step: Published) -> TypedRequest:

@@ -21,7 +21,8 @@ class Published:
     """A step that was measured. ``program``: ``eager`` PyTorch, ``compiled`` by XLA or torch.compile, or ``fused`` by hand.
 
     ``plan``: the arguments of the nearest command of ours; ``differs``: what it cannot say. Either ``seconds`` or ``tokens_per_s`` of
-    one device is published.
+    one device is published. Where ``memory_gib`` is too: ``loss``, how its program computes the loss, and ``unread``, the activations that it keeps though
+    nothing reads them (``memory.py``).
     """
 
     name: str
@@ -32,6 +33,8 @@ class Published:
     seconds: float | None
     tokens_per_s: float | None
     memory_gib: float | None
+    loss: str | None
+    unread: tuple[str, ...]
     differs: tuple[str, ...]
     left_out: bool
 
@@ -53,6 +56,11 @@ DIMENSIONS = {"num_layers", "embed", "num_heads", "num_kv_heads", "mlp", "vocab"
 @cache
 def published() -> tuple[Published, ...]:
     """Every step, in the order of the files."""
+    return steps_of(FOLDER / "steps")
+
+
+def steps_of(folder: Path) -> tuple[Published, ...]:
+    """The steps of a folder's files, in their order."""
     left_out = set(LEFT_OUT.read_text(encoding="utf-8").split()) if LEFT_OUT.exists() else set[str]()
     return tuple(
         Published(
@@ -64,10 +72,12 @@ def published() -> tuple[Published, ...]:
             seconds=row.get("seconds"),
             tokens_per_s=row.get("tokens_per_s"),
             memory_gib=row.get("memory_gib"),
+            loss=row.get("loss"),
+            unread=tuple(row.get("unread", ())),
             differs=tuple(row.get("differs", ())),
             left_out=row["name"] in left_out,
         )
-        for file in sorted((FOLDER / "steps").glob("*.toml"))
+        for file in sorted(folder.glob("*.toml"))
         for table in [tomllib.loads(file.read_text(encoding="utf-8"))]
         for row in table["step"]
     )

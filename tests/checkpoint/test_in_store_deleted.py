@@ -32,6 +32,7 @@ def test_a_checkpoint_that_was_set_aside_is_kept_and_its_step_saved_again() -> N
     assert committed(OUT) == ()
     grow_old(100)
     save_there(10)
+    save_there(20)
     assert (leftovers(OUT), whole(step)) == ((), True)
     # Restored, as a person does.
     data = objects.read(step / aside.name, 1 << 20)
@@ -50,6 +51,7 @@ def test_a_damaged_manifest_may_name_any_folder(text: bytes) -> None:
     grow_old(100)
     save_there(20)
     save_there(10)
+    save_there(30)
     assert before <= set(keys())
 
 

@@ -116,6 +116,26 @@ def test_a_directory_without_checkpoints(tmp_path: Path, look: Callable[[Path], 
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "program", "word"),
+    [
+        (".metadata", "torch.distributed.checkpoint", "dcp"),
+        ("_METADATA", "Orbax", "orbax"),
+        ("model.safetensors.index.json", "Hugging Face", "huggingface"),
+    ],
+)
+def test_a_folder_of_another_program(tmp_path: Path, file: str, program: str, word: str) -> None:
+    (tmp_path / file).touch()
+    with pytest.raises(CheckpointError) as caught:
+        verify(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: this is a folder of {program}, and no checkpoint of ours. shardwright ckpt import {word} FOLDER --out OUT makes one "
+        f"of it."
+    )
+    save(tmp_path, small_state())
+    assert verify(tmp_path)["ok"]
+
+
 def test_verify_names_every_file_that_does_not_belong(tmp_path: Path) -> None:
     directory = save(tmp_path, small_state())
     data = directory / "boxes-00000-00000.safetensors"

@@ -101,7 +101,10 @@ def test_an_array_of_another_dtype(tmp_path: Path) -> None:
 def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:
     info = TensorInfo(name="w", shape=(4, 8), dtype="float8_e4m3")
     message = refused(tmp_path, lambda: save_boxes(tmp_path, Box.whole((4, 8)), info=info))
-    assert message == "tensor 'w': a checkpoint does not hold dtype 'float8_e4m3'. Did you mean 'float8_e4m3fn'?"
+    assert message == (
+        "tensor 'w': a checkpoint does not hold dtype 'float8_e4m3'. Those it holds: bool, uint8, int8, uint16, int16, uint32, "
+        "int32, uint64, int64, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, float16, bfloat16, float32, float64, complex64."
+    )
 
 
 def test_a_tensor_that_was_not_declared(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_a_step_that_was_saved_before(tmp_path: Path) -> None:
     message = refused(tmp_path, lambda: save_checkpoint(tmp_path, point(), [INFO], owned))
     assert message == (
         f"{STEP}: this step was saved before, and a checkpoint is never overwritten. "
-        f"Move it away, or give this run a directory of its own with --out."
+        f"Move it away, or give this one a folder of its own (--out of a run)."
     )
     assert verify(tmp_path)["ok"]
 
@@ -135,7 +138,7 @@ def test_a_save_whose_lock_was_deleted_by_hand_is_not_taken_for_a_killed_one(tmp
             save(tmp_path, small_state())
         assert str(caught.value) == (
             f"{first.directory}: another process is saving this checkpoint: its lock, {lock}, was deleted. Wait until it ends, or give "
-            f"this run a directory of its own with --out."
+            f"this one a folder of its own (--out of a run)."
         )
         assert isinstance(first.directory, Path)
         assert first.directory.is_dir()
@@ -149,7 +152,7 @@ def test_two_savers_in_one_directory(tmp_path: Path) -> None:
             save(tmp_path, small_state())
         assert str(caught.value) == (
             f"{tmp_path}/checkpoints: process {os.getpid()} on {os.uname().nodename} is saving a checkpoint here. "
-            f"Wait until it ends, or give this run a directory of its own with --out."
+            f"Wait until it ends, or give this one a folder of its own (--out of a run)."
         )
         write_part(first, small_state().infos, small_state().owned)
         commit(first, point(20))

@@ -29,7 +29,7 @@ from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
 from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.model.precision import TRAINED_IN
 from shardwright.core.plan.plan import Plan
-from shardwright.core.resolution.request import REMAT_POLICIES
+from shardwright.core.policies.policy import BASES
 from shardwright.layouts import FOLDER, preset_names
 
 DENSE = "num_layers=1,embed=32,num_heads=4,num_kv_heads=4,head_dim=8,mlp=32"
@@ -83,10 +83,10 @@ def drawn(seed: int) -> Drawn:
         batch=dice.choice((1, 3, 4, 8, 8, 16, 16, 16)),
         length=dice.choice((8, 12, 30, 32, 32, 64)),
         microbatches=dice.choice((1, 1, 2, 2, 4)),
-        remat=dice.choice(REMAT_POLICIES),
+        remat=dice.choice(BASES),
         dtype=dice.choice(TRAINED_IN),
         weights_dtype=dice.choice(("float32", "float32", "bfloat16")),
-        moments_dtype=dice.choice(("float32", "float32", "bfloat16")),
+        moments_dtype=dice.choice(("float32", "bfloat16,float32", "bfloat16")),
         set=((MODELS[name],),),
         expert_buffer=dice.choice((0.5, 1.5, 4.0)) if dice.random() < 0.15 else None,
         load_balance=dice.random() < 0.3,

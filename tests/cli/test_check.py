@@ -49,7 +49,7 @@ error SW601: A locked layout changes only together with its lock.
          and 35 more tensors
   needed what mixtral-test.mine.lock.json holds, or a lock of the present plan
   fix    shardwright check --update mixtral-test.mine.lock.json
-  cost   of a device: 12.7 MiB -> 11.2 MiB sent or received in a step, x0.881; 13.2 MiB -> 12.7 MiB memory, x0.962
+  cost   of a device: 12.7 MiB -> 11.2 MiB sent or received in a step, x0.881; 13.1 MiB -> 12.6 MiB memory, x0.961
 """
 
 

@@ -218,7 +218,7 @@ def test_the_bytes_that_are_shown_are_those_that_are_read(
             ["--for", "nope", "--set", *(f"{name}={value}" for name, value in SETTINGS["llama3-test"].items())],
             "no layout is called 'nope'.",
         ),
-        (["--for", "fsdp", "--mesh", "fsdp=2"], "  embed: 256, not 48"),
+        (["--for", "fsdp", "--mesh", "fsdp=2", "--model", "llama3-test"], "  embed: 256, not 48"),
         (["--for", "fsdp", "--mesh", "fsdp=2", "--model", "mixtral-test"], "are not the same model"),
     ],
 )
@@ -228,6 +228,17 @@ def test_what_does_not_fit_is_one_error(
     directory, _ = saved(tmp_path, "llama3-test")
     assert main(["ckpt", "show", str(directory), *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_model_is_that_of_the_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its dimensions need not be given again."""
+    directory, _ = saved(tmp_path, "llama3-test")
+    given = [f"{name}={value}" for name, value in SETTINGS["llama3-test"].items()]
+    shown = []
+    for settings in ([], ["--set", *given]):
+        assert main(["ckpt", "show", str(directory), "--for", "fsdp", "--mesh", "fsdp=2", "--json", *settings]) == 0
+        shown.append(json.loads(capsys.readouterr().out)["load"])
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("out", ["b", "b/c"])

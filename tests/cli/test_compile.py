@@ -137,6 +137,15 @@ REFUSED = {
         ["--engine", "torch", "--hlo", "step.txt"],
         "shardwright: --hlo: PyTorch compiles no program, so there is no text. Leave --hlo out, or use --engine jax.\n",
     ),
+    "no compiler for options": (
+        ["--engine", "torch", "--xla", "xla_a=true"],
+        "shardwright: --xla: a dry run of PyTorch has no compiler. Leave --xla out, or give --engine jax.\n",
+    ),
+    "an option without a value": (
+        ["--chips", "cpu:8", "--xla", "xla_a"],
+        "shardwright: --xla: 'xla_a' has no value.\n    xla_a\n    ^^^^^\nExpected: NAME=VALUE, with spaces between, as in "
+        "xla_gpu_enable_latency_hiding_scheduler=true.\n",
+    ),
     "a GPU without a description": (
         ["--chips", "gb200:1x8"],
         "shardwright: --chips: the compiler has no description of GB200 NVL72. It has: h100, h200, b200.\n",

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from shardwright.cli.main import main
@@ -35,6 +36,25 @@ def fails_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
         raise error
 
     monkeypatch.setattr(compiling, "build", build)
+
+
+class Refusing:
+    """A lowered program that its compiler refuses."""
+
+    def compile(self, **_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: during context [post-optimization]: no such layout\nmore")
+
+
+def test_any_error_under_options_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(compiling, "lower_step", lambda *_: Refusing())
+    assert main([*COMMAND, "--xla", "xla_tpu_a=true"]) == 2
+    refused = (
+        "the compiler of v5p:2x2x2 refuses its options: INTERNAL: during context [post-optimization]: no such layout"
+    )
+    assert capsys.readouterr().err.endswith(f"shardwright: --xla: {refused}\n")
+    # Without options it is a bug of the compiler or of ours, and keeps its traceback.
+    with pytest.raises(jax.errors.JaxRuntimeError):
+        main(COMMAND)
 
 
 def test_what_does_not_fit_is_a_finding_with_the_prediction(capsys, monkeypatch):

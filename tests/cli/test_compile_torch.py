@@ -83,3 +83,14 @@ def test_a_layout_that_the_engine_does_not_lower_is_refused(capsys) -> None:
     assert out == ""
     assert err.startswith("error SW415: ")
     assert "axis 'stage' of layout 'pp'" in err
+
+
+def test_what_is_on_the_host_stands_beside_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compile", "llama3-test", "--engine", "torch", "--layout", "fsdp", "--mesh", "fsdp=4", "--batch", "8"]
+    command += ["--length", "64", "--remat", "host=mlp.gate"]
+    assert main(command) == 0
+    # 6 layers of 2 rows of 64 tokens and 768 units in float32.
+    assert "In the host's memory: 2.25 MiB, planned 2.25 MiB." in " ".join(capsys.readouterr().out.split())
+    assert main([*command, "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["compiled"]["memory"]["host_bytes"] == read["memory"]["host_bytes"] == 6 * 2 * 64 * 768 * 4

@@ -213,3 +213,26 @@ def test_a_file_that_is_no_json_has_its_place_in_the_message(capsys, tmp_path):
     assert message(capsys, str(path), str(path)).startswith(f"shardwright: {path}:1:11: ")
     path.unlink()
     assert message(capsys, str(path), str(path)).startswith(f"shardwright: {path}: no such file")
+
+
+def test_memory_is_the_plans_where_the_chips_choose_the_stages(capsys, saved):
+    """The fastest stages depend on the chips: `plan` and `diff` have the same."""
+    options = [
+        "--mesh",
+        "stage=4,fsdp=4",
+        "--chips",
+        "a100:2x8",
+        "--batch",
+        "128",
+        "--microbatches",
+        "4",
+        "--engine",
+        "torch",
+    ]
+    with open(saved("pp.json", "llama3-test", "--layout", "pp", *options), encoding="utf-8") as file:
+        planned = json.load(file)
+    same = diff(
+        capsys, "pp", saved("pp.json", "llama3-test", "--layout", "pp", *options), "--model", "llama3-test", *options
+    )
+    total = planned["memory"]["total_bytes_per_device"]
+    assert same["memory"]["total_bytes_per_device"] == {"before": total, "after": total}

@@ -72,7 +72,7 @@ def test_no_file_where_rules_cannot_express_the_layout(here, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fsdp"], "export: rules are written for a model. Give one: --model mixtral-8x7b."),
+        (["fsdp"], "export: a layout is written for a model. Give one: --model mixtral-8x7b."),
         (["fdsp", "--model", "llama3-test"], "no layout is called 'fdsp'. Did you mean 'fsdp'?"),
         (["fsdp", "--model", "llama3-test", "--out", "no/x.yml"], "--out no/x.yml: cannot be written:"),
     ],
@@ -81,3 +81,14 @@ def test_what_is_refused(here, capsys, arguments, message):
     assert main(["export", "maxtext", *arguments]) == 2
     assert capsys.readouterr().err.startswith(f"shardwright: {message}")
     assert list(here.iterdir()) == []
+
+
+def test_a_policy_of_recomputation_is_said_to_torchtitan_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["export", "torchtitan", "fsdp", "--model", "llama3-8b", "--devices", "8", "--batch", "8", "--remat"]
+    assert main([*command, "none,recompute=weights"]) == 0
+    assert "activation_checkpoint=None," in capsys.readouterr().out
+    assert main([*command, "dots"]) == 2
+    assert capsys.readouterr().err == (
+        "shardwright: --remat is 'dots', and TorchTitan has policies for all layers: full, none, and selective per operation. "
+        "Give 'full' or 'keep=attention.queries,attention.values,attention.attended,mlp.gate' or 'none,recompute=weights'.\n"
+    )

@@ -107,8 +107,19 @@ def test_every_option_is_in_the_request(typed):
         "--expert-buffer",
         "2",
         "--load-balance",
+        "--hops",
+        "two",
     ]
-    options += ["--weights-dtype", "bfloat16", "--moments-dtype", "bfloat16", "--engine", "jax", "--devices", "8"]
+    options += [
+        "--weights-dtype",
+        "bfloat16",
+        "--moments-dtype",
+        "bfloat16,float32",
+        "--engine",
+        "jax",
+        "--devices",
+        "8",
+    ]
     code, _, err = typed(*LOCKING, *options)
     assert (code, err) == (0, "")
     assert held()["request"] == {
@@ -124,9 +135,10 @@ def test_every_option_is_in_the_request(typed):
         "length": 64,
         "dtype": "float32",
         "weights_dtype": "bfloat16",
-        "moments_dtype": "bfloat16",
+        "moments_dtype": "bfloat16,float32",
         "remat": "dots",
         "microbatches": 2,
+        "hops": "two",
         "expert_buffer": 2,
         "load_balance": True,
         "by_default": [],

@@ -53,7 +53,7 @@ OPTIONS = number_options(TrainVerb)
 
 
 def test_the_options_are_found() -> None:
-    assert {"devices", "batch", "length", "microbatches", "expert_buffer", "average"} == set(
+    assert {"devices", "batch", "length", "microbatches", "loss_chunks", "expert_buffer", "average"} == set(
         number_options(PlanOptions)
     )
     assert {"steps", "lr", "seed", "join_timeout", "keep", "clip", *number_options(PlanOptions)} < set(OPTIONS)

@@ -169,24 +169,20 @@ VERBS = {
 }
 
 
-SHARED_ENDS = """\
-name: shared
-mesh: {stage: 2, fsdp: auto}
-roles:
-  stage: {elsewhere: stage, embedding: fsdp, logits: tensor}
-  fsdp:  fsdp
-"""
+OF_THE_OTHER_ENGINE = {"jax": "1f1b", "torch": "circular"}
+"""A schedule that an engine does not run."""
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 def test_a_lock_does_not_depend_on_what_the_engine_runs(engine: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("shared.yaml").write_text(SHARED_ENDS, encoding="utf-8")
-    asks = ["llama3-test", "--layout", "shared.yaml", "--devices", "8", "--engine", engine]
+    roles = f"roles: {{stage: {{elsewhere: stage, schedule: {OF_THE_OTHER_ENGINE[engine]}}}, fsdp: fsdp}}\n"
+    Path("mine.yaml").write_text("name: mine\nmesh: {stage: 2, fsdp: auto}\n" + roles, encoding="utf-8")
+    asks = ["llama3-test", "--layout", "mine.yaml", "--devices", "8", "--microbatches", "2", "--engine", engine]
     for words, code in VERBS.values():
         assert main([words[0], *asks, *words[1:]]) == code
     out, err = capsys.readouterr()
     assert out.count("error SW415") == 2
     assert err == "shardwright: the plan has errors, so nothing was started.\n"
-    assert main(["check", "llama3-test.shared.lock.json"]) == 0
-    assert main(["diff", "llama3-test.shared.lock.json", "fsdp"]) == 0
+    assert main(["check", "llama3-test.mine.lock.json"]) == 0
+    assert main(["diff", "llama3-test.mine.lock.json", "fsdp"]) == 0

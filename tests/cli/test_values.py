@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.cli.typed.values import compiler_options, mesh_sizes, moves, settings
 from shardwright.core.findings.errors import InputError
 
 SIZES = "Expected: AXIS=SIZE, with commas between, as in fsdp=2,expert=4."
@@ -68,3 +68,35 @@ def test_the_full_text_of_a_refusal(read, text, message):
 def test_a_dimension_set_twice_is_refused():
     with pytest.raises(InputError, match=r"^--set: 'embed' is set twice\.\n    embed=4\n    \^\^\^\^\^\n"):
         settings([("embed=2",), ("embed=4",)])
+
+
+XLA = "Expected: NAME=VALUE, with spaces between, as in xla_gpu_enable_latency_hiding_scheduler=true."
+
+
+def test_options_of_a_compiler_may_be_lists_and_empty():
+    given = [
+        ("xla_disable_hlo_passes=fusion,algsimp", " xla_a = true "),
+        ("xla_gpu_enable_command_buffer=",),
+        ("b=c=d",),
+    ]
+    assert compiler_options(given) == {
+        "xla_disable_hlo_passes": "fusion,algsimp",
+        "xla_a": "true",
+        "xla_gpu_enable_command_buffer": "",
+        "b": "c=d",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["xla_a"], f"--xla: 'xla_a' has no value.\n    xla_a\n    ^^^^^\n{XLA}"),
+        (["=true"], f"--xla: '=true' has no name.\n    =true\n    ^^^^^\n{XLA}"),
+        ([""], f"--xla: '' has no value.\n    \n    ^\n{XLA}"),
+        (["xla_a=1", "xla_a=1"], f"--xla: 'xla_a' is set twice.\n    xla_a=1\n    ^^^^^\n{XLA}"),
+    ],
+)
+def test_options_of_a_compiler_that_are_none(given, message):
+    with pytest.raises(InputError) as refused:
+        compiler_options([given])
+    assert str(refused.value) == message

@@ -22,6 +22,7 @@ class Sizes:
     output_bytes: int = 0
     aliased_bytes: int = 0
     peak_bytes: int = 0
+    host_bytes: int = 0
 
 
 def kept(name: str) -> str:

@@ -12,6 +12,11 @@ from shardwright.compiled.agreement.matching import AgreementRow, total
 from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
+from shardwright.core.planning import make_plan
+from shardwright.core.resolution.request import Request
+from shardwright.cost import read_machine
+from shardwright.layouts import load_layout
+from shardwright.models import build
 from tests.compiled.programs import as_planned, changed, remembered, where, with_more
 from tests.cost.plans import plan_of
 from tests.golden.layouts_matrix import cases, make
@@ -151,3 +156,29 @@ def test_a_row_knows_its_collectives(plan):
         assert (row.component, row.kind, set(row.axes)) == (one.component, one.kind, set(one.axes))
     stranger = replace(program.collectives[0], component=None, kind="permute")
     assert agreement.row_of(stranger).predicted_bytes == 0
+
+
+def test_sums_for_gathers_agree_where_the_text_does_not_show_what_they_stand_for():
+    """libtpu sums shards in zeros for a gather over an entire slice; the scatters stay what they are on TPU7x."""
+    machine = read_machine("tpu7x:4x4x2")
+    request = Request(
+        layout=load_layout("fsdp"),
+        table=build("llama3-test"),
+        batch=64,
+        length=128,
+        mesh_sizes={"fsdp": 64},
+        chip=machine.chip,
+        hops="one",
+    )
+    plan = make_plan(request)
+
+    def summed(one: CompiledCollective) -> CompiledCollective:
+        return replace(one, kind="all-reduce")
+
+    program = changed(as_planned(plan, "tpu7x:4x4x2"), where({"kind": "all-gather"}, summed))
+    assert {row.state for row in agree(plan, program).rows} == {"matched"}
+    # Half of the bytes are no rewrite of the plan's.
+    less = changed(
+        program, where({"kind": "all-reduce"}, lambda one: replace(one, bytes_per_device=one.bytes_per_device // 2))
+    )
+    assert "unmatched" in {row.state for row in agree(plan, less).rows}

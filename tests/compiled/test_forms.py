@@ -121,13 +121,13 @@ def test_a_sum_whose_scopes_are_only_in_its_reducer() -> None:
 
 
 def test_a_collective_on_another_execution_thread() -> None:
-    """A computation whose last line names its unit: one collective, which overlaps with the instructions in between."""
+    """A computation whose last line names its unit: one collective, which overlaps with the product in between."""
     text = entry(
         """
           %p = f32[1024]{0} parameter(0)
           %t = token[] after-all()
           %s = ((f32[1024]{0}, token[]), f32[4096]{0}) call-start(%p, %t), async_execution_thread="sparsecore", to_apply=%called
-          %work = f32[1024]{0} fusion(%p), kind=kLoop, calls=%fused
+          %work = f32[32,32]{1,0} fusion(%p), kind=kOutput, calls=%fused
           %d = f32[4096]{0} call-done(%s)
         """,
         before="""%called (a: f32[1024], b: token[]) -> f32[4096] {
@@ -136,9 +136,10 @@ def test_a_collective_on_another_execution_thread() -> None:
   ROOT %g = f32[4096]{0} all-gather(%a), replica_groups={{0,2,4,6},{1,3,5,7}}, dimensions={0}
 }, execution_thread="sparsecore"
 
-%fused (c: f32[1024]) -> f32[1024] {
+%fused (c: f32[1024]) -> f32[32,32] {
   %c = f32[1024]{0} parameter(0)
-  ROOT %n = f32[1024]{0} negate(%c)
+  %m = f32[32,32]{1,0} bitcast(%c)
+  ROOT %n = f32[32,32]{1,0} dot(%m, %m), lhs_contracting_dims={1}, rhs_contracting_dims={0}
 }
 """,
     )

@@ -81,9 +81,9 @@ def test_cpu_sends_floats_of_32_bits() -> None:
 
 
 def test_what_overlaps() -> None:
-    """On H100 the gather of the matrix overlaps with an addition, and no other does; on v5p none does."""
+    """Between the gather's start and its done, H100 has an addition and other collectives, which are no products; v5p waits at once."""
     on_gpu = program_of(kept("every_kind.h100"), EXPERTS, "h100:1x8").collectives
-    assert {one.kind for one in on_gpu if one.overlapped} == {"all-gather"}
+    assert {one.overlapped for one in on_gpu} == {False}
     assert not any(one.overlapped for one in program_of(kept("every_kind.v5p"), EXPERTS).collectives)
 
 

@@ -83,6 +83,43 @@ def test_a_sum_of_a_shard_in_zeros() -> None:
     assert (one.stands_for, one.dtypes) == ("all-gather", ("int32",))
 
 
+OFFLOADED = """%called (a: f32[16], b: token[]) -> f32[16] {
+  %a = f32[16]{0} parameter(0)
+  %b = token[] parameter(1)
+  ROOT %g = f32[16]{0} all-reduce(%a), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add
+}, execution_thread="sparsecore"
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "stands_for"),
+    [
+        ("%u = f32[16]{0} dynamic-update-slice(%zeros, %p, %i)", "all-gather"),
+        (
+            "%v = f32[16]{0} dynamic-update-slice(%zeros, %p, %i)\n%w = (f32[16]{0}, f32[16]{0}, u32[]) copy-start(%v)\n"
+            "%u = f32[16]{0} copy-done(%w)",
+            "all-gather",
+        ),
+        ("%u = f32[16]{0} add(%zeros, %zeros)", None),
+        ("%v = f32[16]{0} dynamic-update-slice(%zeros, %p, %i)\n%u = f32[16]{0} add(%v, %zeros)", None),
+    ],
+)
+def test_a_sum_of_a_shard_in_zeros_on_another_thread(given: str, stands_for: str | None) -> None:
+    """libtpu for TPU7x sums on SparseCores: what is summed is the caller's operand."""
+    lines = f"""
+      %p = f32[4]{{0}} parameter(0)
+      %i = s32[] parameter(1)
+      %t = token[] after-all()
+      %zeros = f32[16]{{0}} broadcast(%zero), dimensions={{}}
+      {given}
+      %s = ((f32[16]{{0}}, token[]), f32[16]{{0}}) call-start(%u, %t), async_execution_thread="sparsecore", to_apply=%called
+      %d = f32[16]{{0}} call-done(%s)
+      %z = f32[16]{{0}} negate(%d)
+    """
+    one = collective(lines, OFFLOADED)
+    assert (one.kind, one.stands_for) == ("all-reduce", stands_for)
+
+
 def test_permutes_of_the_source_program() -> None:
     for name, stands_for in (("ppermute", None), ("bld,df->blf/dot_general", "all-gather")):
         one = collective(f"""

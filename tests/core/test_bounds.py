@@ -130,6 +130,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
         "--chips: the number of devices of 'h100:1000000x8' is 8,000,000, and must be at most 1,048,576. Give fewer "
         "devices.",
     ),
+    "chunks": (
+        lambda: request_with(loss_chunks=10**9),
+        "loss_chunks is 1,000,000,000, and must be at most 16,777,216. Give fewer chunks.",
+    ),
     "layers": (
         lambda: build("llama3-8b", {"num_layers": "1000000"}),
         "llama3-8b with --set num_layers=1000000: num_layers is 1,000,000, and must be at most 16,384. Give fewer layers.",
@@ -225,7 +229,7 @@ def test_sizes_that_together_are_too_many_devices() -> None:
         "SW106",
         "data 1024 x fsdp 4096 x expert 8 = 33554432",
         "at most 1048576 devices",
-        "--mesh fsdp=128",
+        "--mesh data=1024,fsdp=128,expert=8",
     )
 
 

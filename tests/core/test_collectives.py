@@ -8,6 +8,7 @@ import pytest
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.core.layout.reading import read_layout
+from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import PlannedCollective
 from shardwright.core.plan.resharding import weight_reshardings
 from shardwright.files import parse_yaml
@@ -141,14 +142,15 @@ def test_positions_and_segments_are_gathered_once_a_step_and_have_no_gradient() 
 
 
 def test_queries_that_stay_where_they_are_take_no_second_buffer() -> None:
-    def activations(text: str, **sizes: int) -> int:
-        return plan_of("llama3-test", text, sizes, remat="none").memory.activations_bytes
+    def saved(text: str) -> set[str]:
+        plan = plan_of("llama3-test", text, {}, remat="none")
+        (run,) = kept_runs(plan.request, plan.mesh, plan.tensors)
+        return {name.removeprefix("attention.") for name in run.saved if name.startswith("attention.")}
 
-    gathered, exchanged = ULYSSES.replace("ulysses", "gather"), ULYSSES
-    # Gathered, keys and values take two shards each in addition. Exchanged, they are shards, and so are queries and the
-    # output: four buffers of one size either way. Queries have the positions and segments of entire rows.
-    integers = 2 * BATCH // 2 * LENGTH // 2 * 4
-    assert activations(exchanged) - activations(gathered) == (1 + 2) * integers
+    # The backward pass reads keys and values as they are attended to; queries and the output are one array each, unless exchanged.
+    gathered = {"input", "queries", "keys_attended", "values_attended", "attended"}
+    assert saved(ULYSSES.replace("ulysses", "gather")) == gathered
+    assert saved(ULYSSES) == gathered - {"queries"} | {"queries_attended", "output"}
 
 
 EP = "name: mine\nmesh: {{fsdp: 2, expert: 4}}\nroles:\n  fsdp: fsdp\n  expert: {{elsewhere: fsdp, moe: expert}}\nmove: {{moe: {move}}}\n"

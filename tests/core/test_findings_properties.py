@@ -160,3 +160,14 @@ def test_the_largest_product_that_is_named_divides_and_the_next_power_of_two_doe
             sizes = [rows[finding.tensor].size(n) for n in rows[finding.tensor].storage]
             assert any(size % named == 0 for size in sizes)
             assert have % named == 0
+
+
+def test_a_fix_that_changes_a_role_takes_out_the_option_that_the_old_role_had() -> None:
+    """'optimizer: shard' is of the replicas in 'logits': without them, a layout that still had it would not be read."""
+    text = "name: mine\nmesh: {a: 8}\nroles:\n  a: {elsewhere: fsdp, moe: expert, logits: data, optimizer: shard}\n"
+    case = Case(name="SW101", model="deepseek3-test", layout=text, neighbour={}, options={"batch": 8, "length": 128})
+    [finding] = [one for one in findings(case) if one.code == "SW101" and "'a'" in one.where]
+    assert finding.fix == "a: {elsewhere: fsdp, moe: expert} under 'roles'"
+    after = findings(typed(case, finding.fix))
+    assert after
+    assert not [one for one in after if one.severity == "error" or one.code == "SW101"]

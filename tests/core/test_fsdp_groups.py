@@ -160,3 +160,7 @@ def test_pytorch_repeats_what_leaves_the_experts_where_shared_experts_follow() -
     assert again["torch"] - again["jax"] == with_experts
     again = moved_again("mixtral-test", "tp", {"tensor": 2})
     assert again["torch"] == again["jax"]
+    # Here the move after the router's output is that into the residual stream.
+    own = "name: own\nmesh: {a: 2, b: 2}\nroles: {a: fsdp, b: {elsewhere: idle, moe: expert, router: data}}\n"
+    again = moved_again("deepseek3-test", own, {"a": 2, "b": 2})
+    assert again["torch"] - again["jax"] == with_experts

@@ -19,6 +19,7 @@ from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import layers_on_device
 from shardwright.core.resolution.resolve import Refusal
 from tests.golden.layouts_matrix import FOLDER, cases, golden_text, make, path_of, request
+from tests.slowness import slowness
 
 CASES = tuple(cases())
 HOW = "If the layout was meant to move: python -m tests.golden.regenerate, and read the diff."
@@ -130,4 +131,4 @@ def test_layout_of_the_largest_model_resolves_in_time(preset):
         start = process_time()
         make_plan(requests)
         times.append(process_time() - start)
-    assert min(times) * 1000 < MILLISECONDS
+    assert min(times) * 1000 < MILLISECONDS * slowness()

@@ -15,6 +15,7 @@ from shardwright.core.checks import drafts
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.quantization.quantized import QuantizedOperand
+from shardwright.core.quantization.reductions import amax_reductions
 from shardwright.core.recipes.presets import PRESETS, preset
 from tests.core.low_precision_plans import of_experts, planned
 from tests.core.quantized_by_hand import Held, at_once, by_devices, merged
@@ -209,3 +210,41 @@ def test_output_gradients_that_are_partial_where_they_are_quantized():
     assert partial("ep", {"expert": 2}) == set()
     assert partial("fsdp-tp", {"fsdp": 2, "tensor": 2}, "llama3-test") == set()
     assert partial("cp", {"context": 2}, "llama3-test") == set()
+
+
+def test_a_latent_that_a_ring_passes_on_is_quantized_shard_by_shard():
+    """A device multiplies one of four shards of it at a time: each has an amax of its own, and a block of tokens ends with it."""
+
+    def planned_with(move: str, recipe: str) -> Plan:
+        return resolve(
+            Request(
+                layout=replace(load_layout("cp"), move_attention=move),
+                table=model_table("deepseek3-test", {}),
+                batch=8,
+                length=256,
+                mesh_sizes={"fsdp": 2, "context": 4},
+                precision=preset(recipe),
+            )
+        )
+
+    def moved(plan: Plan) -> set[tuple[str, str, str]]:
+        return {
+            (weight.name.rpartition(".")[2], one.product, one.freedom.reason)
+            for weight in plan.quantized
+            for one in weight.operands
+            if one.operand == "input" and not one.freedom.free and weight.name.startswith("moe_layers.attention")
+        }
+
+    def amaxes(plan: Plan) -> int:
+        found = amax_reductions(plan.request, plan.mesh, plan.quantized)
+        return sum(one.times for one in found if one.weights == ("moe_layers.attention.kv_up",))
+
+    ring, gathered = planned_with("ring", "fp8-current"), planned_with("gather", "fp8-current")
+    reason = "its amax is of one of 4 shards of the keys around a ring"
+    assert moved(ring) == {("kv_up", product, reason) for product in ("output", "weight_gradient")}
+    assert not moved(gathered)
+    assert amaxes(ring) == 4 * amaxes(gathered) > 0
+    in_blocks = {
+        name: run for name, _, run in moved(planned_with("ring", "fp8-block")) if "blocks of 128 tokens" in run
+    }
+    assert in_blocks["kv_up"] == "blocks of 128 tokens of a row, of which a device has 64 in their order"

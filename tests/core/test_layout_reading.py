@@ -199,12 +199,31 @@ FAULTS = [
         HEAD + "  expert: {elsewhere: fspd, weights: whole}\n",
         [("SW111", "6:23", "unknown role 'fspd'", "Write 'fsdp'.")],
     ),
-    *(
-        (
-            HEAD + f"  expert: {{elsewhere: fsdp, {word}: 1}}\n",
-            [("SW111", "6:29", f"option '{word}', which is reserved", f"Take '{word}' out.")],
-        )
-        for word in ("keep_gathered",)
+    (
+        HEAD + "  expert: {elsewhere: fsdp, keep_gathered: 1}\n",
+        [("SW120", "6:44", "keep_gathered 1", "Write 'keep_gathered: true'.")],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: data, keep_gathered: true}\n",
+        [
+            (
+                "SW119",
+                "6:29",
+                "option 'keep_gathered' on an axis that gathers no weights",
+                "Take 'keep_gathered' out.",
+            )
+        ],
+    ),
+    (
+        HEAD + "  expert: {elsewhere: fsdp, keep_gathered: true}\n",
+        [
+            (
+                "SW119",
+                "6:3",
+                "option 'keep_gathered', which 'fsdp' does not have: weights of 'embedding' are gathered over both at once",
+                "Write 'keep_gathered: true' for 'fsdp' too.",
+            )
+        ],
     ),
     (
         HEAD + "  expert: {elsewhere: fsdp, optimizer: shard}\n",

@@ -226,6 +226,26 @@ def test_weights_that_are_gathered_quantized_send_codes_and_scales(engine):
     assert dense["forward"] - tensors["forward"] == 3 * ELEMENTS
 
 
+def test_an_expert_for_two_devices_rests_and_is_sent_with_padding():
+    """As PyTorch has it without a recipe: each device has rows for an expert, and one of them has none."""
+    request = replace(of_experts("ep", {"expert": 4, "fsdp": 2}, preset("fp8-current")).request, engine="torch")
+
+    def sent(recipe: Recipe | None) -> int:
+        plan = resolve(replace(request, precision=recipe))
+        [found] = [
+            one.bytes_per_device
+            for one in plan.collectives
+            if (one.kind, one.phase) == ("all-gather", "forward") and "layers.moe.up" in one.tensors
+        ]
+        return found
+
+    matrix = 64 * 32
+    assert sent(None) == 2 * 3 * 4 * matrix
+    assert sent(replace(preset("fp8-current"), gather_quantized=True)) == 2 * 3 * (matrix + 4)
+    resting = resolve(replace(request, precision=replace(preset("fp8-current"), rest_quantized=True)))
+    assert resting.by_name["layers.moe.up"].bytes_per_device == matrix + 4
+
+
 def test_amaxes_of_experts_are_of_each_expert_and_never_over_the_axis_that_shards_them():
     plan = of_experts("ep", {"expert": 4, "fsdp": 2}, preset("fp8-current"))
     up = operand_of(plan, "moe.up", "output", "input")

@@ -41,8 +41,10 @@ def fixes(given: Request) -> dict[str, str]:
         ({"a": 2, "b": 2}, {"a": -1}, None, {"size -1": "--mesh a=1"}),
         # No multiple of 3 is 4.
         ({"a": 3, "b": 2}, {"b": 0}, 4, {"size 0": ""}),
-        # Both are reported, and each fix removes one of them.
-        ({"a": 2, "b": 2}, {"a": 0, "b": -2}, 8, {"size 0": "--mesh a=1", "size -2": "--mesh b=1"}),
+        # Both are reported, and no fix repeats the other's size.
+        ({"a": 2, "b": 2}, {"a": 0, "b": -2}, 8, {"size 0": "--mesh a=8,b=1", "size -2": "--mesh a=1,b=8"}),
+        # The other sizes that were given stay: the text takes the place of the option.
+        ({"a": 2, "b": 2}, {"a": 1, "b": 3}, 4, {"a 1 x b 3 = 3": "--mesh a=1,b=4"}),
         ({"a": 2, "b": 2}, {}, 6, {"a 2 x b 2 = 4": "--mesh a=3"}),
     ],
 )
@@ -61,8 +63,7 @@ def typed(given: Request, fix: str) -> Request:
     option, value = fix.split()
     if option == "--devices":
         return replace(given, devices=int(value))
-    requested = {**given.mesh_sizes, **mesh_sizes(value)}
-    return replace(given, mesh_sizes={axis: size for axis, size in requested.items() if axis in given.layout.mesh})
+    return replace(given, mesh_sizes=mesh_sizes(value))
 
 
 def faults(given: Request) -> list[tuple[str, str]]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
+from shardwright.core.recipes.presets import preset
+from shardwright.core.recipes.recipe import Recipe
 from tests.core.test_collectives import plan_of
 
 LAYOUT = """
@@ -42,16 +45,18 @@ def test_wire_bytes_by_hand(sizes, microbatches, wire) -> None:
 
 @pytest.mark.parametrize(("tensor", "expert", "microbatches"), list(product((1, 2), (2, 4), (1, 2))))
 def test_wire_bytes_are_those_of_the_plans_collectives(tensor: int, expert: int, microbatches: int) -> None:
-    def plan(move: str, remat: str):
-        text = LAYOUT.format(fsdp=1, tensor=tensor, expert=expert, move=move)
-        return plan_of("mixtral-test", text, {}, microbatches=microbatches, remat=remat)
+    codes = replace(preset("fp8-block"), dispatch_quantized=True)
 
-    for remat in ("full", "none"):
-        (choice,) = plan("auto", remat).choices
+    def plan(move: str, remat: str, recipe: Recipe | None):
+        text = LAYOUT.format(fsdp=1, tensor=tensor, expert=expert, move=move)
+        return plan_of("mixtral-test", text, {}, microbatches=microbatches, remat=remat, precision=recipe)
+
+    for remat, recipe in (("full", None), ("none", None), ("full", codes), ("none", codes)):
+        (choice,) = plan("auto", remat, recipe).choices
         for move, sent in choice.wire_bytes.items():
             rows = [
                 c
-                for c in plan(move, remat).collectives
+                for c in plan(move, remat, recipe).collectives
                 if c.component == "moe" and c.axes == ("expert",) and not NOT_COUNTED & set(c.tensors)
             ]
             in_a_step = sum(c.bytes_per_device * (expert - 1) // expert * c.count_per_step for c in rows)

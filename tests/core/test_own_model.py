@@ -231,7 +231,11 @@ def test_a_mesh_of_another_layout_is_refused() -> None:
         ({"microbatches": 0}, "microbatches is 0, and must be a whole number of at least 1."),
         ({"mesh_sizes": {"fsdp": "2"}}, "the size of mesh axis 'fsdp' is '2', and must be a whole number."),
         ({"engine": "tf"}, "engine is 'tf', and must be one of jax, torch."),
-        ({"remat": "some"}, "remat is 'some', and must be one of full, dots, none."),
+        (
+            {"remat": "some"},
+            "remat is 'some', and must be one of full, dots, none, or a policy. A policy is full, dots or none; or names of activations, "
+            "as keep=attention.output,host=residual.stream; or several for some layers each, as full@0:16+none.",
+        ),
         ({"dtype": "fp8"}, "dtype is 'fp8', and must be one of float32, bfloat16."),
         *(
             (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import pytest
 
@@ -119,3 +121,9 @@ def test_options_that_are_the_default_are_left_out_of_a_recipe():
     assert options_of("fp8-delayed")["margin"] == (0, ())
     assert PER_TENSOR in {q.block for q in preset("fp8-delayed", margin=2).quantizers.values()}
     assert E8M0 in FORMATS
+
+
+def test_how_weights_are_gathered_and_rest_is_no_number_and_how_tokens_are_sent_is() -> None:
+    plain, sent = preset("mxfp8"), replace(preset("mxfp8"), dispatch_quantized=True)
+    assert replace(plain, gather_quantized=True, rest_quantized=True).numbers == plain
+    assert sent.numbers == sent

@@ -13,6 +13,10 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import owned_at_rest, saved_boxes
+from shardwright.core.schedules.actions import TOGETHER, Action
+from shardwright.core.schedules.proof import faults
+from shardwright.core.schedules.schedules import SCHEDULES
+from shardwright.core.stages.choice import timetable
 from shardwright.cost import price, read_machine
 from shardwright.files import parse_yaml
 from tests.core.test_owned_at_rest import counts
@@ -83,13 +87,40 @@ def test_what_is_sent_for_shared_ends():
     }
     assert found == {
         # Rows of the embedding are sharded over the stages: its output is gathered. All of the vocabulary is needed for them.
-        ("embedding", "forward", "all-gather", ("stage", "fsdp"), vocab * embed * 4, MICROBATCHES),
+        ("embedding", "forward", "all-gather", ("stage", "fsdp"), vocab * embed * 4, 1),
         ("embedding", "backward", "reduce-scatter", ("stage", "fsdp"), vocab * embed * 4, MICROBATCHES),
         ("embedding", "forward", "all-gather", ("stage",), stream, MICROBATCHES),
         # What the last stage has, to all; what the logits' shards make of its cotangent, and what the first stage has of its own.
         ("residual", "forward", "all-reduce", ("stage",), stream, MICROBATCHES),
         ("residual", "backward", "all-reduce", ("stage",), stream, 2 * MICROBATCHES),
     }
+
+
+@pytest.mark.parametrize("name", [name for name in SCHEDULES if name != "circular"])
+def test_every_timetable_has_what_all_ranks_do_together(name: str):
+    virtual = SCHEDULES[name].virtual or 2
+    table = timetable(name, 3, virtual, 6, "EL")
+    assert faults(table) == []
+    without = timetable(name, 3, virtual, 6)
+    kept = [[one for one in actions if one.kind not in TOGETHER] for actions in table.actions]
+    assert kept == [list(actions) for actions in without.actions]
+
+
+def test_a_fault_in_what_all_ranks_do_together_is_found():
+    table = timetable("1f1b", 2, 1, 2, "EL")
+    first, second = (list(actions) for actions in table.actions)
+    one = Action(1, "logits", 0)
+    assert f"{one} on rank 0: missing" in faults(replace(table, actions=([a for a in first if a != one], second)))
+    # A rank that has another order than the others waits for ever, and so do they.
+    swapped = [*first]
+    here, there = (first.index(Action(1, "logits", number)) for number in (0, 1))
+    swapped[here], swapped[there] = first[there], first[here]
+    assert any("for ever" in fault for fault in faults(replace(table, actions=(swapped, second))))
+    late = [a for a in second if a != one]
+    late.insert(late.index(Action(1, "backward", 0)) + 1, one)
+    assert f"{one} on rank 1: not between forward and logits and input_gradient" in faults(
+        replace(table, actions=(first, late))
+    )
 
 
 def test_the_last_stage_is_not_the_slowest():

@@ -9,6 +9,9 @@ import pytest
 import shardwright as sw
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.reading import read_layout
+from shardwright.core.schedules.schedules import SCHEDULES
+from shardwright.files import parse_yaml
 
 BASE = sw.Request(
     layout=sw.load_layout("pp"),
@@ -54,7 +57,7 @@ def of(code: str, **changes) -> list[Finding]:
             "SW110",
             {"mesh_sizes": {"stage": 16, "data": 1, "fsdp": 1}, "devices": 16, "microbatches": 16},
             "16 stages, 1 stage a rank, for 8 units: the embedding, 6 layers and the logits",
-            "--mesh stage=8,fsdp=2",
+            "--mesh stage=8,data=1,fsdp=2",
             {"mesh_sizes": {"stage": 8, "data": 1, "fsdp": 2}, "devices": 16, "microbatches": 16},
         ),
         (
@@ -107,3 +110,56 @@ def test_stages_that_are_no_stages_are_one_error(text: str):
     except InputError as error:
         found = str(error)
     assert not found or found.startswith("stages: column ")
+
+
+TWO_AXES = """
+name: two
+mesh: {stage: 2, pipe: 2, fsdp: auto}
+roles:
+  stage: %s
+  pipe:  %s
+  fsdp:  fsdp
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "found"),
+    [
+        (
+            "{elsewhere: stage, virtual: 1}",
+            "{elsewhere: stage, virtual: 2}",
+            "virtual 1 on 'stage' and virtual 2 on 'pipe'",
+        ),
+        (
+            "{elsewhere: stage, schedule: 1f1b}",
+            "{elsewhere: stage, schedule: gpipe}",
+            "schedule 1f1b on 'stage' and schedule gpipe on 'pipe'",
+        ),
+    ],
+)
+def test_two_axes_of_one_pipeline_have_one_schedule(first: str, second: str, found: str) -> None:
+    def errors(*entries: str) -> list[tuple[str, str | None]]:
+        layout = read_layout(parse_yaml(TWO_AXES % entries, "two.yaml"))
+        return [(one.found, one.fix) for one in of("SW110", layout=layout, mesh_sizes={}) if one.severity == "error"]
+
+    assert errors(first, second) == [(f"{found}: the axes are one pipeline", "pipe: stage under 'roles'")]
+    assert errors(first, first) == errors(first, "stage") == errors("stage", second) == []
+
+
+def test_two_things_that_jax_does_not_run_have_a_fix_each() -> None:
+    """Each fix removes its own finding, though the other one stays."""
+    wrong = of("SW415", engine="jax", schedule="gpipe", remat="host=residual.stream")
+    assert [(one.where, one.fix) for one in wrong] == [
+        ("schedule in stages of layout 'pp'", "--schedule circular"),
+        ("--remat in stages of layout 'pp'", "--remat none"),
+    ]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
+@pytest.mark.parametrize("schedule", sorted({*SCHEDULES} - {"circular"}))
+def test_each_schedule_that_jax_does_not_run_is_planned_and_reported(schedule: str, microbatches: int) -> None:
+    given = {"engine": "jax", "schedule": schedule, "microbatches": microbatches}
+    unstaged = [one for one in of("SW110", **given) if one.severity == "error"]
+    # Where the schedule can have no stages, SW110 alone reports that.
+    expected = [] if unstaged else [f"schedule '{schedule}', which the JAX engine does not run"]
+    assert [one.found for one in of("SW415", **given)] == expected

@@ -101,7 +101,17 @@ def test_notation_is_read_and_written():
 
 @pytest.mark.parametrize(
     ("text", "column"),
-    [("Ex", 2), ("*2", 1), ("(t", 1), ("t)", 2), ("t*", 2), ("t*0", 2), ("Em|tL", 2), ("(t*99999)*9999", 10)],
+    [
+        ("Ex", 2),
+        ("*2", 1),
+        ("(t", 1),
+        ("t)", 2),
+        ("t*", 2),
+        ("t*0", 2),
+        ("Em|tL", 2),
+        ("(t*99999)*9999", 10),
+        ("(" * 5000 + "t" + ")" * 5000, 21),
+    ],
 )
 def test_faults_of_the_notation_have_a_place(text: str, column: int):
     with pytest.raises(InputError, match=f"column {column} of"):
@@ -251,3 +261,25 @@ def test_a_program_of_the_users_has_no_schedule():
         ("axis 'stage' of layout 'pp'", f"virtual 2 and schedule interleaved, {lacks}", "stage: stage under 'roles'"),
     ]
     assert not sw.make_plan(replace(request, layout=layout, schedule=None, stages=None)).errors
+
+
+def test_a_tied_weight_of_two_stages_is_updated_once_on_a_rank():
+    """In a V one rank has both uses, and its second stage a copy of the weight. Two ranks take the same step."""
+    options = {"batch": 8, "length": 16, "microbatches": 4, "engine": "torch", "average": 0.9}
+    table = sw.model_table("llama3-test", {"tied": "true", "num_layers": "2"})
+    alone = sw.make_plan(
+        sw.Request(layout=sw.load_layout("fsdp"), table=table, mesh_sizes={"fsdp": 1}, **options)
+    ).memory
+    [tied] = [weight for weight in table.weights if weight.uses]
+    for schedule, copies in (("zbv", 1), ("1f1b", 2)):
+        units = {"stages": "E|t|t|L"} if schedule == "zbv" else {}
+        sizes = {"stage": 2, "data": 1, "fsdp": 1}
+        request = sw.Request(
+            layout=sw.load_layout("pp"), table=table, mesh_sizes=sizes, schedule=schedule, **units, **options
+        )
+        pipeline = sw.make_plan(request).pipeline
+        assert pipeline is not None
+        more = 4 * tied.num_parameters
+        assert sum(one.weights_bytes for one in pipeline.stages) == alone.weights_bytes + more
+        assert sum(one.optimizer_bytes for one in pipeline.stages) == alone.optimizer_bytes + (copies - 1) * 2 * more
+        assert sum(one.average_bytes for one in pipeline.stages) == alone.average_bytes + (copies - 1) * more

@@ -28,7 +28,7 @@ def sent(plan) -> float:
 @pytest.mark.parametrize("move", ["all-to-all", "ring", "weights"])
 def test_the_wire_bytes_of_an_option_are_those_of_its_plan(move: str, remat: str) -> None:
     auto = priced("mixtral-8x7b", "ep", "v5p:2x2x2", batch=8, move_moe="auto", remat=remat, **MIXTRAL)
-    (choice,) = auto.choices
+    choice = auto.choices[0]
     plan = priced("mixtral-8x7b", "ep", "v5p:2x2x2", batch=8, move_moe=move, remat=remat, **MIXTRAL)
     # In addition to tokens a ring sends their routing weights, two numbers for 4,096.
     assert sent(plan) == pytest.approx(choice.wire_bytes[move], rel=2e-3)
@@ -38,7 +38,7 @@ def test_the_wire_bytes_of_an_option_are_those_of_its_plan(move: str, remat: str
 def test_mixtral_has_a_break_even_on_eight_chips(rows: int, chosen: str) -> None:
     """At 28,672 tokens a chip: the time of an exchange grows with the tokens, that of weights does not."""
     plan = priced("mixtral-8x7b", "ep", "v5p:2x2x2", batch=rows, move_moe="auto", **MIXTRAL)
-    (choice,) = plan.choices
+    choice = plan.choices[0]
     assert choice.chosen == plan.request.layout.move_moe == chosen
     even = rows * 2048 / 8 * choice.seconds["weights"] / choice.seconds["all-to-all"]
     assert even == pytest.approx(28_672, rel=1e-6)
@@ -48,7 +48,7 @@ def test_deepseek_sends_tokens_around_a_ring() -> None:
     """A token is routed to 8 of 256 experts: the weights of one layer are a hundred times as large as the tokens."""
     options = {**MIXTRAL, "mesh_sizes": {"fsdp": 16, "expert": 8}, "length": 4096}
     plan = priced("deepseek3-671b", "ep", "v5p:4x4x8", batch=128, move_moe="auto", **options)
-    (choice,) = plan.choices
+    choice = plan.choices[0]
     assert choice.chosen == "ring"
     assert choice.seconds["weights"] > 10 * choice.seconds["ring"]
 
@@ -67,7 +67,7 @@ SHOWN = [
 def test_the_table_of_the_page(model: str, chips: str, mesh: dict[str, int], rows: int, length: int) -> None:
     options = {**MIXTRAL, "mesh_sizes": mesh, "length": length}
     plan = priced(model, "ep", chips, batch=rows, move_moe="auto", **options)
-    (choice,) = plan.choices
+    choice = plan.choices[0]
     seconds, devices = choice.seconds, plan.mesh.num_devices
     tokens = rows * length // devices
     even = tokens * seconds["weights"] / min(seconds["all-to-all"], seconds["ring"])

@@ -23,6 +23,7 @@ UNITS = (
     "_capability",
     "_share",
     "_side",
+    "_at_once",
     "multiprocessors",
 )
 COMMON = {"devices_per_chip", "bf16_flops_per_s", "float32_share_of_bf16", "hbm_bytes_per_s"}
@@ -82,9 +83,9 @@ def test_every_chip_has_the_numbers_of_its_network_and_one_limit(kind):
     chip = chip_of(kind)
     limits = {"usable_bytes", "usable_gib"} & set(chip.numbers)
     assert len(limits) == 1
-    rest = set(chip.numbers) - limits - {"scale_out_bytes_per_s"}
+    rest = set(chip.numbers) - limits - {"scale_out_bytes_per_s", "host_bytes_per_s"}
     if chip.network == "torus":
-        rest -= {"whole_slice_gather_devices", "whole_slice_scatter_devices"}
+        rest -= {"whole_slice_gather_devices", "whole_slice_scatter_devices", "collectives_at_once"}
     else:
         rest -= OF_SOME_GPUS
     assert rest == COMMON | MEASURED | OF_NETWORK[chip.network]

@@ -58,7 +58,7 @@ def test_a_cube_is_three_rings_and_slices_are_outside():
 @pytest.mark.parametrize("minor", [4, 16])
 def test_a_sub_group_of_an_axis_has_the_lines_of_its_devices(which, minor):
     mapping = map_mesh(Mesh.of(fsdp=64), read_machine("v5p:4x4x4"))
-    subgroup = SubGroup(which=which, minor=minor, major=64 // minor)
+    subgroup = SubGroup(sizes=(64 // minor, minor), over=(1 if which == "minor" else 0,))
     group = mapping.group(["fsdp"], subgroup)
     assert group.lines == (RING4,) * (1 if subgroup.size == 4 else 2)
     # The devices of the first sub-group: the digits of a device's number are its coordinates on the torus.
@@ -98,7 +98,7 @@ def test_a_dcn_axis_is_outside_at_any_place_in_the_mesh():
         ("v5p:4x4x8", {"fsdp": 16, "tensor": 8}, "tensor", (Line(size=8, closed=True),)),
         # Two devices of one chip share its links: each of their groups has half.
         ("tpu7x:4x4x4", {"fsdp": 64, "tensor": 2}, "fsdp", (Line(size=4, closed=True, sharing=2),) * 3),
-        ("tpu7x:4x4x4", {"fsdp": 64, "tensor": 2}, "tensor", (Line(size=2),)),
+        ("tpu7x:4x4x4", {"fsdp": 64, "tensor": 2}, "tensor", (Line(size=2, on_chip=True),)),
         # A segment that does not fit a dim is a separate line.
         ("v5e:2x3", {"x": 2, "y": 3}, "y", (Line(size=3),)),
         ("v5e:4x3", {"x": 2, "y": 6}, "y", (Line(size=2), Line(size=3))),

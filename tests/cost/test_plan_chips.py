@@ -42,7 +42,8 @@ def test_without_chips_and_on_simulated_devices_there_is_no_time(capsys):
 
 def test_choices_have_costs_in_seconds(capsys):
     arguments = ("mixtral-test", "--layout", "ep", "--move", "moe=auto", "--batch", "16")
-    (timed,) = planned(capsys, *arguments, "--chips", "v5p:2x2x2")["choices"]
+    timed, hops = planned(capsys, *arguments, "--chips", "v5p:2x2x2")["choices"]
+    assert (hops["what"], hops["costs"].keys()) == ("hops", hops["wire_bytes"].keys())
     assert set(timed["costs"]) == {"all-to-all", "ring", "weights"}
     assert timed["costs"][timed["chosen"]] == min(timed["costs"].values())
     (untimed,) = planned(capsys, *arguments, "--devices", "8")["choices"]

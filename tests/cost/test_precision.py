@@ -83,18 +83,38 @@ def test_a_product_with_an_operand_in_high_precision_has_the_rate_of_the_computa
 
 
 def test_operands_are_read_and_written_to_be_quantized() -> None:
-    """Of three weights, eleven products each with two operands: both scales are of tensors. Eager PyTorch reads each twice."""
+    """Of three weights, eleven products each with two operands: both scales are of tensors. Eager PyTorch reads each twice, a compiled program
+    each tensor once in a pass, and a fused one once in a step."""
     plan = planned("fp8-current", "h100")
-    mlp = [weight for weight in plan.quantized if weight.component == "mlp"]
-    eager = replace(chip_of("h100"), program="eager")
-    only_mlp, read_twice = (quantization_bytes(_with(plan, mlp), chip) for chip in (chip_of("h100"), eager))
-    read_and_written, read_twice_and_written = 2 + 1, 2 * 2 + 1
+    mlp = _with(plan, [weight for weight in plan.quantized if weight.component == "mlp"])
+    compiled, eager, fused = (
+        quantization_bytes(mlp, replace(chip_of("h100"), program=program)) for program in ("compiled", "eager", "fused")
+    )
     weight, narrow, wide = EMBED * HIDDEN, TOKENS * EMBED, TOKENS * HIDDEN
     # Gate and up: output twice, then both gradients. Down: output once.
     gate_or_up = 2 * (narrow + weight) + (wide + weight) + (narrow + wide)
     down = (wide + weight) + (narrow + weight) + (wide + narrow)
-    assert only_mlp == read_and_written * LAYERS * (2 * gate_or_up + down)
-    assert read_twice == read_twice_and_written * LAYERS * (2 * gate_or_up + down)
+    assert eager == (2 * 2 + 1) * LAYERS * (2 * gate_or_up + down)
+    # Gate and up multiply one tensor. It is made again, and once more read for their gradients, of which each cotangent is read once.
+    forward = 2 * narrow + wide + 2 * 2 * weight + weight
+    backward = narrow + wide + (2 * wide + narrow) + 3 * weight
+    made = 2 * narrow + wide + 5 * weight + narrow + wide + 2 * (2 * wide + narrow) + 3 * weight
+    assert compiled == LAYERS * (2 * (forward + backward) + made)
+    # Weights are quantized once a step, and inputs are read once for both passes.
+    read = 2 * narrow + wide + (2 * wide + narrow) + 3 * weight
+    made = 2 * narrow + wide + narrow + wide + 2 * (2 * wide + narrow) + 2 * 3 * weight
+    assert fused == LAYERS * (2 * read + made)
+
+
+@pytest.mark.parametrize(("recipe", "kind"), [("fp8-delayed", "h100"), ("mxfp8", "b200")])
+def test_a_fused_program_reads_nothing_where_a_scale_is_known_when_an_operand_is_made(recipe: str, kind: str) -> None:
+    plan, chip = planned(recipe, kind), chip_of(kind)
+    codes = quantization_bytes(plan, replace(chip, program="fused"))
+    twice = replace(plan, request=replace(plan.request, microbatches=2))
+    weights = sum(weight.num * 2 * EMBED * HIDDEN for weight in plan.quantized if weight.component == "mlp")
+    assert codes < quantization_bytes(plan, replace(chip, program="compiled")) / 2
+    # Codes of weights are of a step, all else is of a microbatch.
+    assert weights < 2 * codes - quantization_bytes(twice, replace(chip, program="fused"))
 
 
 def test_a_rate_without_a_source_gives_no_step() -> None:

@@ -42,11 +42,12 @@ def test_compute_time_is_that_of_products_attention_and_what_lies_between_them()
     # Every side is a multiple of the matrix unit's 128. Of the scores a query may see half; backward makes them again.
     scores = layers * 4 * tokens * tokens * embed / 2
     attention = 2 * scores / 275e12 + 2.5 * scores / 270e12
-    # The stream six times, four inputs and outputs, queries and keys twice, gate, up and their product: four passes of bfloat16.
-    between = layers * tokens * (10 * embed + 2 * (embed + keys) + 3 * hidden) * 2 * 4
+    # The stream six times, four inputs and outputs, queries and keys twice, gate, up and their product: four passes of bfloat16,
+    # but for the output of the layer's last product, which nothing needs a second time.
+    between = layers * tokens * (4 * (10 * embed + 2 * (embed + keys) + 3 * hidden) - embed) * 2
     loss = tokens * vocab * 4 * 3
     kernels = products / 413.7e12 + attention + (between + loss + update_bytes(plan)) / 2.35e12
-    assert plan.step.compute_seconds == pytest.approx(kernels / 0.948)
+    assert plan.step.compute_seconds == pytest.approx(kernels / 0.875)
     assert plan.step.flops_per_device == sum(step_flops(plan).values()) == products + 8 * scores
 
 
@@ -54,7 +55,7 @@ def test_eager_programs_move_more_bytes_between_products():
     eager, compiled = (priced("llama3-8b", "fsdp", "h100:8", batch=8, engine=one).step for one in ("torch", "jax"))
     assert eager is not None
     assert compiled is not None
-    between = sum(elementwise_bytes(plan_of("llama3-8b", "fsdp", devices=8, batch=8)).values()) / 2.85e12 / 0.83
+    between = sum(elementwise_bytes(plan_of("llama3-8b", "fsdp", devices=8, batch=8)).values()) / 2.85e12 / 0.777
     # PyTorch's attention kernel is another one on an H100, and slower.
     assert eager.compute_seconds - compiled.compute_seconds > 2.1 * between
 
@@ -213,7 +214,7 @@ def test_without_a_figure_for_a_link_there_is_no_step():
 
 def test_the_fastest_option_is_chosen_and_all_are_shown():
     plan = priced("mixtral-8x7b", "ep", "v5p:4x4x4", move_moe="auto", batch=64)
-    (choice,) = plan.choices
+    choice = plan.choices[0]
     assert set(choice.seconds) == {"all-to-all", "ring", "weights"}
     assert choice.chosen == min(choice.seconds, key=lambda option: choice.seconds[option])
     assert plan.request.layout.move_moe == choice.chosen
@@ -226,7 +227,7 @@ def test_a_choice_by_time_may_differ_from_that_by_bytes_and_is_planned():
     # experts for a token it sends less than the ring gathers, and takes longer.
     options = {"mesh_sizes": {"expert": 8}, "move_moe": "auto", "batch": 128}
     plan = priced("deepseek3-16b", "ep", "v5p:4x4x8", **options)
-    (choice,) = plan.choices
+    choice = plan.choices[0]
     assert min(choice.wire_bytes, key=lambda option: choice.wire_bytes[option]) == "all-to-all"
     assert choice.chosen == plan.request.layout.move_moe == "ring"
     assert choice.to_json()["costs"] == choice.seconds
@@ -237,7 +238,7 @@ def test_a_choice_by_time_may_differ_from_that_by_bytes_and_is_planned():
 
 def test_options_are_timed_as_the_collectives_that_they_are():
     plan = priced("deepseek3-16b", "ep", "v5p:4x4x8", mesh_sizes={"expert": 8}, move_moe="auto", batch=128)
-    (choice,) = plan.choices
+    choice = plan.choices[0]
     tokens, width = 128 * 4096 / 128, 2048 * 2
     one_way = 90e9
     assert plan.request.length == 4096

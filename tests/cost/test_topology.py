@@ -60,9 +60,9 @@ def test_an_axis_is_named_with_each_of_its_hot_roles():
     ("chips", "tensor", "batch", "fix"),
     [
         # In nodes of 4 there are two of tensor=8 for the rows, and four of tensor=4.
-        ("h100:4x4", 8, 4, "--mesh tensor=4,fsdp=4"),
+        ("h100:4x4", 8, 4, "--mesh data=1,fsdp=4,tensor=4"),
         ("h100:4x4", 8, 2, ""),
-        ("h100:2x1", 2, 2, "--mesh tensor=1,fsdp=2"),
+        ("h100:2x1", 2, 2, "--mesh data=1,fsdp=2,tensor=1"),
     ],
 )
 def test_an_axis_as_large_as_a_node_is_the_fix_if_each_device_has_a_row(chips, tensor, batch, fix):
@@ -119,7 +119,10 @@ def test_the_smallest_entire_dim_that_works_is_the_fix():
     # Of rings of 8, 8 and 16 the 64 take the last and half of another. With 8, 16 and 8 each axis has its own ring.
     options = {"mesh_sizes": {"data": 8, "fsdp": 2, "tensor": 64}, "batch": 128}
     (found,) = of(priced("llama3-8b", "fsdp-tp", "v5p:8x8x16", **options), "SW202")
-    assert (found.found, found.fix) == ("tensor 64: an open line of 4, a part of a ring", "--mesh tensor=8,fsdp=16")
+    assert (found.found, found.fix) == (
+        "tensor 64: an open line of 4, a part of a ring",
+        "--mesh data=8,fsdp=16,tensor=8",
+    )
 
 
 def test_an_open_line_is_slower_than_a_ring():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_a_compiled_program_of_pytorch_is_faster_than_an_eager_one(file):
     assert compiled.seconds < 0.95 * eager.seconds
 
 
+def test_collectives_of_tensor_parallelism_run_inside_of_products_where_a_file_says_so(file):
+    """What products take longer than is hidden: gathers and scatters, and nothing else."""
+    plan = plan_of("llama3-8b", "tp", devices=8, batch=8, engine="torch", mesh_sizes={"data": 1, "tensor": 8})
+    path = file('kind = "h100"\noverlap = ["tensor"]\n')
+    apart, inside = (price(plan, read_machine(text)).step for text in ("h100:8", f"h100:8+{path}"))
+    assert apart is not None
+    assert inside is not None
+    assert apart.communication_seconds == inside.communication_seconds
+    assert inside.exposed_seconds < 0.2 * apart.exposed_seconds
+    assert apart.seconds - inside.seconds == pytest.approx(apart.exposed_seconds - inside.exposed_seconds)
+
+
 def test_a_chip_that_the_table_lacks(file):
     machine = read_machine(f"own:2x4+{file(MINE + 'scale_out_bytes_per_s = 1e10')}")
     assert (machine.num_devices, machine.domain_devices) == (8, 4)
@@ -86,7 +99,13 @@ def test_what_is_missing_or_wrong_is_said_with_the_file(file, tmp_path):
         refused(f"h100:8+{path}") == f"--chips: 'kernels_share' in {path} is -1, and must be a finite number above 0."
     )
     path = file('kind = "h100"\nprogram = "fast"\n')
-    assert refused(f"h100:8+{path}") == (f"--chips: 'program' in {path} is 'fast', and must be one of eager, compiled.")
+    assert refused(f"h100:8+{path}") == (
+        f"--chips: 'program' in {path} is 'fast', and must be one of eager, compiled, fused."
+    )
+    for wrong in ('["tensor", "expert"]', '"tensor"', "[1]"):
+        path = file(f'kind = "h100"\noverlap = {wrong}\n')
+        found = tomllib.loads(f"overlap = {wrong}")["overlap"]
+        assert refused(f"h100:8+{path}") == f"--chips: 'overlap' in {path} is {found!r}, and must be a list of tensor."
     path = file('kind = "h100"\nprogramm = "eager"\n')
     assert refused(f"h100:8+{path}") == f"--chips: {path} has 'programm'. Did you mean 'program'?"
     path = file("kind = h100\n")
@@ -100,6 +119,47 @@ def test_what_is_missing_or_wrong_is_said_with_the_file(file, tmp_path):
     )
     path = file(MINE.replace("base_latency_s = 1e-5", "").replace("hbm_bytes_per_s = 1e12", ""))
     assert refused(f"own:4+{path}") == f"--chips: {path} lacks numbers of 'own': hbm_bytes_per_s, base_latency_s."
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("multiprocessors = 0.4", "'multiprocessors' in FILE is 0.4, and must be a whole number."),
+        ("domain_devices = 3.7", "'domain_devices' in FILE is 3.7, and must be a whole number."),
+        ("usable_bytes = 0.001", "'usable_bytes' in FILE is 0.001, and must be at least 1."),
+        ("kernels_share = nan", "'kernels_share' in FILE is nan, and must be a finite number above 0."),
+        ("kernels_share = inf", "'kernels_share' in FILE is inf, and must be a finite number above 0."),
+        ("kernels_share = '0.7'", "'kernels_share' in FILE is '0.7', and must be a finite number above 0."),
+        ("kernels_share = true", "'kernels_share' in FILE is True, and must be a finite number above 0."),
+        ("kernels_share = {valu = 1}", "'kernels_share' in FILE has 'valu'. Did you mean 'value'?"),
+        (
+            "kernels_share = {value = 1, others = 2}",
+            "'others' of 'kernels_share' in FILE must be a list of numbers with their sources.",
+        ),
+        (
+            "kernels_share = {value = 1, others = [{value = 0}]}",
+            "'kernels_share' in FILE is 0, and must be a finite number above 0.",
+        ),
+    ],
+)
+def test_a_number_that_is_none_is_refused(file, line: str, message: str):
+    path = file(f'kind = "h100"\n[numbers]\n{line}\n')
+    assert refused(f"h100:8+{path}") == f"--chips: {message.replace('FILE', path)}"
+
+
+def test_numbers_of_other_sources_in_a_file_widen_the_range(file):
+    plan = plan_of("llama3-8b", "fsdp", devices=8, batch=8)
+    text = 'kind = "h100"\n[numbers]\nkernels_share = {value = 0.8, others = [OTHERS]}\n'
+    narrow, wide = (
+        price(plan, read_machine(f"h100:8+{file(text.replace('OTHERS', others))}")).step
+        for others in ("", '{value = 0.4, source = "a slower day"}')
+    )
+    assert narrow is not None
+    assert wide is not None
+    assert (narrow.seconds, narrow.low_seconds) == (wide.seconds, wide.low_seconds)
+    assert narrow.high_seconds is not None
+    assert wide.high_seconds is not None
+    assert wide.high_seconds > 1.5 * narrow.high_seconds
 
 
 def test_chips_whose_numbers_were_not_checked_are_refused_with_the_reason():

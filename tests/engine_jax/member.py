@@ -1,7 +1,8 @@
 """One process of a test: `python -m tests.engine_jax.member FOLDER train ...`, which records what it reads.
 
 FOLDER/read-I gets the index of every row of the corpus that process I reads. With SIGNAL="STEP PROCESS NAME" in the
-environment, that process sends itself the signal when that step is done.
+environment, that process sends itself the signal when that step is done. With LATE=SECONDS, each process hears the end of another
+so much later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 from shardwright.cli.main import main
@@ -29,7 +31,21 @@ def run(folder: Path, arguments: list[str]) -> int:
         at, process, name = os.environ["SIGNAL"].split()
         if process == index:
             send(signal.Signals[name], int(at))
+    if "LATE" in os.environ:
+        hear_late(float(os.environ["LATE"]))
     return main(arguments)
+
+
+def hear_late(seconds: float) -> None:
+    from shardwright.runs.processes.group import Several
+
+    end = Several._end
+
+    def late(self: Several, *rest) -> None:
+        time.sleep(seconds)
+        end(self, *rest)
+
+    Several._end = late
 
 
 def send(number: signal.Signals, at: int) -> None:

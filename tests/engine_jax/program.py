@@ -14,6 +14,7 @@ from shardwright.compiled.text.hlo import parse
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan
+from shardwright.core.quantization.reductions import AMAX_DTYPE
 from shardwright.cost.steps.flops import step_flops
 from shardwright.engine_jax.lowering.links import links_of
 
@@ -29,6 +30,7 @@ class NoStats:
     output_bytes: int = 0
     aliased_bytes: int = 0
     peak_bytes: int = 0
+    host_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,7 @@ def assert_flops_are_the_model_s(text: str, plan: Plan) -> None:
     flops = sum(step_flops(plan).values())
     if plan.pipeline is not None:
         own = [plan.stage_plans[stage.number] for stage in plan.pipeline.of_rank(plan.pipeline.slowest)]
+        own += [] if plan.ends_plan is None else [plan.ends_plan]
         flops = plan.request.microbatches * sum(sum(step_flops(one).values()) for one in own)
     assert Program(text).flops(blocks) == flops
 
@@ -107,15 +110,30 @@ def _assert_exchanged(moved: tuple[CompiledCollective, ...], plan: Plan, axes: t
     assert sum(one.bytes_per_device * one.count_per_step for one in found) >= least, (found, planned)
 
 
+def assert_amaxes_are_planned(text: str, plan: Plan) -> None:
+    """The program reduces as many amaxes as the plan says, over the same axes."""
+    ours: Counter[tuple[str, ...]] = Counter()
+    for one in Program(text).collectives(plan.mesh):
+        if one.maximum:
+            ours[one.axes] += one.bytes_per_device * one.count_per_step
+    theirs: Counter[tuple[str, ...]] = Counter()
+    for row in plan.collectives:
+        if row.dtype == AMAX_DTYPE:
+            theirs[row.axes] += row.bytes_per_device * row.count_per_step
+    assert ours == theirs
+    assert ours
+
+
 def planned_bytes(plan: Plan) -> tuple[Counter[tuple[str, tuple[str, ...]]], Counter[tuple[str, tuple[str, ...]]]]:
-    """Bytes by kind and axes of the plan's collectives in float32, and those that may be omitted in later microbatches."""
+    """Bytes by kind and axes of the plan's collectives in float32, and those that may be omitted in later microbatches. Those with a dtype
+    of their own are codes, scales and amaxes."""
     theirs: Counter[tuple[str, tuple[str, ...]]] = Counter()
     once: Counter[tuple[str, tuple[str, ...]]] = Counter()
     rows, repeats = plan.by_name, plan.request.microbatches - 1
     ragged = {row.axes for row in plan.collectives if row.ragged}
     for row in plan.collectives:
         tensor = rows[row.tensors[0]]
-        if tensor.dtype != FLOAT or (row.kind == "all-to-all" and row.axes in ragged):
+        if tensor.dtype != FLOAT or row.dtype is not None or (row.kind == "all-to-all" and row.axes in ragged):
             continue
         theirs[row.kind, row.axes] += row.bytes_per_device * row.count_per_step
         if tensor.kind == "weight" and tensor.stack is None and row.kind == "all-gather":

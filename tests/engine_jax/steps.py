@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -30,6 +31,7 @@ from shardwright.engine_jax.training.state import State, Tensor, abstract_state,
 from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
 from shardwright.init import box_values
 from shardwright.layouts import load_layout, preset_names
+from shardwright.layouts.policy_file import load_policy
 from shardwright.models import build
 from shardwright.training.optimizer import OptimizerOptions
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
@@ -64,6 +66,8 @@ Two experts' scores for a token may be so close that the last bit of a sum decid
 With these seeds the margin of every token is at least 1.5e-6, on one device, in all steps.
 """
 
+POLICY_FILES = Path(__file__).parents[1] / "sameness"
+
 Gradients = Mapping[str, np.ndarray]
 
 
@@ -82,7 +86,7 @@ class Case:
 
     ``mesh``, ``move``, ``settings`` and ``stages`` as on the command line. ``layout``: a preset's name, or one of ``own_layouts``.
     ``balanced``: rows are in head-tail order over the devices that shard them. ``precision``: a recipe as ``recipe_text`` has it,
-    or none.
+    or none. ``remat``: a policy of recomputation, or the name of a file of ``sameness/``.
     """
 
     model: str
@@ -95,6 +99,8 @@ class Case:
     balanced: bool = False
     precision: str = ""
     stages: str = ""
+    loss_chunks: int = 1
+    remat: str = "full"
 
     def __str__(self) -> str:
         return " ".join(
@@ -108,6 +114,8 @@ class Case:
                 *([self.settings] if self.settings else []),
                 *([self.precision] if self.precision else []),
                 *([self.stages] if self.stages else []),
+                *([f"{self.loss_chunks} chunks of the loss"] if self.loss_chunks > 1 else []),
+                *([] if self.remat == "full" else [self.remat]),
             ]
         )
 
@@ -185,6 +193,8 @@ def plan_of(case: Case) -> Plan:
             load_balanced=case.balanced,
             precision=recipe_of(case.precision) if case.precision else None,
             stages=case.stages or None,
+            loss_chunks=case.loss_chunks,
+            remat=load_policy(POLICY_FILES / case.remat) if case.remat.endswith(".yaml") else case.remat,
         )
     )
     assert not plan.errors, plan.errors
@@ -197,11 +207,13 @@ def compiled_step(case: Case) -> jax.stages.Compiled:
     return compile_plan(plan_of(case))
 
 
-def compile_plan(plan: Plan, level: int = 0, options: OptimizerOptions = OPTIONS) -> jax.stages.Compiled:
+def compile_plan(
+    plan: Plan, level: int = 0, options: OptimizerOptions = OPTIONS, **of_xla: bool
+) -> jax.stages.Compiled:
     """The training step of a plan, at an optimization level of XLA: 0 for few steps, 1 for many."""
     mesh = device_mesh(plan.mesh)
     lowered = train_step(plan, mesh, options).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
-    of_compiler: dict[str, Any] = {"xla_backend_optimization_level": level}
+    of_compiler: dict[str, Any] = {"xla_backend_optimization_level": level, **of_xla}
     return lowered.compile(compiler_options=of_compiler)
 
 

@@ -157,7 +157,7 @@ def test_a_fully_masked_query_has_the_output_of_one_device() -> None:
 
     def around(q_BTHD, k_BSKD, v_BSKE, mask):
         def loss(q_BTHD, k_BSKD, v_BSKE):
-            out = ring_attention(q_BTHD, (k_BSKD, v_BSKE), lambda held, _: held, mask, 0.5, ring)
+            out = ring_attention(q_BTHD, (k_BSKD, v_BSKE), ("keys", "values"), lambda held, _: held, mask, 0.5, ring)
             return jnp.sum(jnp.sin(out)), out
 
         (_, out), cotangents = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q_BTHD, k_BSKD, v_BSKE)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
-from shardwright.core.mesh.hops import SubGroup
+from shardwright.core.mesh.hops import Hop, Hops, SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.movement import ReshardStep
 from shardwright.engine_jax.io import redistribute
@@ -118,10 +118,11 @@ def test_a_ragged_exchange_has_groups_in_that_order_too(axes: tuple[str, ...]) -
     assert sorted(eval(written)) == sorted(groups_of(sizes, axes))
 
 
-@pytest.mark.parametrize("which", ["minor", "major"])
-def test_a_hop_takes_a_subgroup_of_an_axis(which) -> None:
-    sizes, subgroup = {"b": 2, "a": 4}, SubGroup(which=which, minor=2, major=2)
-    step = ReshardStep(kind="all-gather", axes=("a",), subgroup=subgroup)
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_hop_takes_a_subgroup_of_an_axis(over: int) -> None:
+    sizes, subgroup = {"b": 2, "a": 4}, SubGroup(sizes=(2, 2), over=(over,))
+    hop = Hop(("a",), subgroup, (0,), 0)
+    step = ReshardStep(kind="all-gather", axes=("a",), hops=Hops((2,), ((hop,),)))
     groups = [[base + place for place in group] for base in (0, 4) for group in subgroup.groups]
     expected = by_hand(groups)
 

@@ -26,6 +26,8 @@ def test_the_order_in_which_a_folder_lists_its_files_does_not_matter(monkeypatch
     before = built_cache.digest(lowered, "a target")
     for name in ("glob", "rglob"):
         listed = getattr(Path, name)
-        monkeypatch.setattr(Path, name, lambda self, text, listed=listed: sorted(listed(self, text), reverse=True))
+        monkeypatch.setattr(
+            Path, name, lambda self, *how, listed=listed, **more: sorted(listed(self, *how, **more), reverse=True)
+        )
     assert built_cache.digest(lowered, "a target") == before
     assert built_cache.digest(lowered, "another") != before

@@ -11,6 +11,8 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from shardwright.core.plan.movement import ReshardStep
+from shardwright.core.recipes.presets import preset
+from shardwright.core.recipes.recipe import Quantizer
 from shardwright.engine_jax.experts.exchange import (
     Exchange,
     _from_experts_in_chunks,
@@ -24,6 +26,7 @@ from shardwright.engine_jax.experts.exchange import (
     to_experts,
 )
 from shardwright.engine_jax.io.layer_io import TokenRing
+from tests.precision.oracle import quantized
 
 ROWS, EMBED, EXPERTS = 12, 3, 8
 MESH = jax.make_mesh((2, 2, 2), ("fsdp", "context", "expert"), axis_types=(AxisType.Auto,) * 3)
@@ -175,12 +178,50 @@ def test_ragged_or_in_chunks_the_rows_are_the_same(axes, buffer_rows, monkeypatc
     np.testing.assert_array_equal(returned_ragged, returned_in_chunks)
 
 
+@pytest.mark.parametrize("name", ["mxfp8", "fp8-block"])
+def test_what_is_sent_as_codes_arrives_as_their_values_and_cotangents_as_they_are(name: str) -> None:
+    """By the quantizer of NumPy and ml_dtypes, row by row; of each direction the other one's cotangents are sent as codes."""
+    quantizer = preset(name).quantizers["output", "input"]
+    exchange = Exchange(axes=("expert",), rows=ROWS, buffer_rows=24, chunk=ROWS)
+    rng = np.random.default_rng(7)
+    rows_DNM = (rng.normal(size=(8, ROWS, 160)) * 2.0 ** rng.integers(-12, 12, size=(8, ROWS, 1))).astype(np.float32)
+    values_DNM = np.stack([values_by_rows(rows_NM, quantizer) for rows_NM in rows_DNM])
+
+    def exchanged(rows_NM, values_NM, counts):
+        routes = routes_of(counts[0], exchange)
+        coded, back = jax.vjp(lambda x: to_experts(x, routes, exchange, quantizer), rows_NM[0])
+        plain, plain_back = jax.vjp(lambda x: to_experts(x, routes, exchange), values_NM[0])
+        _, of_codes = jax.vjp(lambda y: from_experts(y, routes, exchange, quantizer), plain)
+        _, of_values = jax.vjp(lambda y: from_experts(y, routes, exchange), plain)
+        return tuple(
+            one[None]
+            for one in (coded, plain, *back(coded), *plain_back(coded), *of_codes(rows_NM[0]), *of_values(values_NM[0]))
+        )
+
+    found = jax.jit(on_devices(exchanged, 3))(rows_DNM, values_DNM, rows_by_expert(2))
+    for coded, plain in zip(found[::2], found[1::2], strict=True):
+        assert np.any(coded)
+        np.testing.assert_array_equal(coded, plain)
+
+
+def values_by_rows(rows_NM: np.ndarray, quantizer: Quantizer) -> np.ndarray:
+    found = []
+    for row_M in rows_NM:
+        codes, scales, _ = quantized(row_M[None], quantizer)
+        width = quantizer.block.contracted or row_M.shape[0]
+        if quantizer.scale.dtype == "float8_e8m0fnu":
+            scales = 2.0 ** (scales - 127)
+        of_each = np.repeat(scales, width, axis=1)[:, : row_M.shape[0]]
+        found.append((codes.view(quantizer.dtype).astype(np.float32) * of_each)[0])
+    return np.stack(found).astype(np.float32)
+
+
 def test_gather_and_reduce_scatter_are_each_others_gradient() -> None:
     axes = ("expert", "context")
     x = np.random.default_rng(4).normal(size=(8, 2, EMBED)).astype(np.float32)
 
     ring = TokenRing(
-        gather=(ReshardStep(kind="all-gather", axes=axes),), scatter=(ReshardStep(kind="reduce-scatter", axes=axes),)
+        gather=ReshardStep(kind="all-gather", axes=axes), scatter=ReshardStep(kind="reduce-scatter", axes=axes)
     )
 
     def both(x):

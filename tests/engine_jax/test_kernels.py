@@ -21,6 +21,7 @@ from shardwright.engine_jax.attention import attention, kernels
 from shardwright.engine_jax.attention.kernels import backend_of, splash, triton
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.io.layer_io import AttentionLinks
+from shardwright.engine_jax.io.recomputation import ATTENDED
 from tests.engine_jax.attention_cases import Shape, far, made, reference_attention, with_cotangents
 from tests.engine_jax.attention_layer import batch, on_one_device, plan_of, program_of, weights_of
 from tests.engine_jax.test_attention_under_context import WITH_ROWS, balanced, case_of, close
@@ -120,3 +121,17 @@ def test_cudnn_is_causal_only_for_all_tokens_of_a_row_in_text_order(
     q, k = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, keys, 2, 4))
     attention._attend(q, k, k, cast(AttentionMask, None), SCALE, links)
     assert received == [causal]
+
+
+@pytest.mark.parametrize(("kept", "times"), [((), 2), ((ATTENDED,), 1)])
+def test_triton_is_not_computed_again_where_its_output_is_kept(kept: tuple[str, ...], times: int) -> None:
+    """How often the kernel's forward pass is in the program of a gradient, as JAX differentiates it."""
+    case = made(GROUPED)
+
+    def attended(q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKE: jax.Array) -> jax.Array:
+        return triton(q_BTHD, k_BSKD, v_BSKE, case.mask, SCALE, interpret=True)
+
+    layer = jax.checkpoint(attended, policy=jax.checkpoint_policies.save_only_these_names(*kept))
+    gradient = jax.grad(lambda *operands: layer(*operands).sum(), argnums=(0, 1, 2))
+    program = jax.jit(gradient).trace(case.q_BTHD, case.k_BSKD, case.v_BSKE).jaxpr
+    assert str(program).count("name=mha_forward") == times

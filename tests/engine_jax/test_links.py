@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from shardwright.core.findings.position import located
 from shardwright.core.layout.reading import read_layout
-from shardwright.core.mesh.hops import WholeSlice
+from shardwright.core.mesh.hops import AUTO, WholeSlice
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.plan.movement import reshard_steps
@@ -25,7 +26,7 @@ from shardwright.engine_jax.lowering.shardings import partition_spec
 from shardwright.models import build
 
 MESH = Mesh.of(a=2, b=2, c=2)
-IN_HOPS = WholeSlice(minor=2, gathers=4, scatters=4)
+IN_HOPS = WholeSlice(dims=(2, 2, 2), gathers=4, scatters=4).by("two")
 NAMES = ("x", "y", "z")
 
 
@@ -78,14 +79,56 @@ def test_only_a_partial_array_is_summed() -> None:
     assert [step.kind for step in reshard_steps(before, after, [], MESH)] == ["all-to-all"]
 
 
-@pytest.mark.parametrize("sizes", [{"a": 8}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 2}])
-def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) -> None:
+CUBE = WholeSlice(dims=(2, 2, 2), gathers=4, scatters=4)
+CHIPS = WholeSlice(dims=(2, 2, 2), on_chip=2, gathers=4, scatters=4)
+ROUTES = [(CUBE, route) for route in CUBE.routes(AUTO)] + [(CHIPS, route) for route in CHIPS.routes("chunks")]
+
+
+@pytest.mark.parametrize("sizes", [{"a": 8}, {"a": 4, "b": 2}, {"a": 2, "b": 2, "c": 2}], ids=str)
+def test_every_route_over_a_whole_slice_gives_the_same(sizes: dict[str, int]) -> None:
+    """The second spec has the axes of one dim in another order than the mesh."""
     axes = tuple(sizes)
-    mesh = on_slice(Mesh(tuple(Axis(name=axis, size=size) for axis, size in sizes.items())))
-    sharded, full = Spec.build(("x", "y"), {"x": axes}), Spec.build(("x", "y"), {})
-    gather, scatter = reshard_steps(sharded, full, (), mesh), reshard_steps(full, sharded, axes, mesh)
-    assert [step.kind for step in (*gather, *scatter)] == ["all-gather"] * 2 + ["reduce-scatter"] * 2
-    array = np.random.default_rng(0).integers(-99, 99, (16, 4)).astype(np.float32)
+    plain = Mesh(tuple(Axis(name=axis, size=size) for axis, size in sizes.items()))
+    steps, full = [], Spec.build(NAMES, {})
+    for order in {axes, axes[::-1]}:
+        sharded = Spec.build(NAMES, {"x": order})
+        for whole, route in ROUTES:
+            mesh = replace(plain, whole_slice=replace(whole, route=route))
+            gather, scatter = reshard_steps(sharded, full, (), mesh), reshard_steps(full, sharded, axes, mesh)
+            assert [step.kind for step in (*gather, *scatter)] == ["all-gather", "reduce-scatter"]
+            assert (gather[0].hops is None) == (route == ()) or len(axes) > 1
+            steps.append((sharded, gather, scatter))
+    array = np.random.default_rng(0).integers(-99, 99, (16, 5, 2)).astype(np.float32)
+
+    @partial(
+        jax.shard_map,
+        mesh=device_mesh(plain),
+        in_specs=(tuple(partition_spec(sharded) for sharded, *_ in steps),),
+        out_specs=[(partition_spec(full), partition_spec(sharded)) for sharded, *_ in steps],
+        check_vma=False,
+    )
+    def all_of_them(shards):
+        found = []
+        for shard, (_, gather, scatter) in zip(shards, steps, strict=True):
+            gathered = redistribute(shard, gather, NAMES)
+            found.append((gathered, redistribute(gathered * (index_of(axes) + 1), scatter, NAMES)))
+        return found
+
+    for (gathered, scattered), (sharded, gather, _) in zip(
+        jax.jit(all_of_them)((array,) * len(steps)), steps, strict=True
+    ):
+        for shard in gathered.addressable_shards:
+            np.testing.assert_array_equal(np.asarray(shard.data), array, err_msg=f"{sharded} {gather}")
+        np.testing.assert_array_equal(scattered, array * 36, err_msg=f"{sharded} {gather}")
+
+
+@pytest.mark.parametrize("shape", [(16,), (8,), (16, 2)], ids=str)
+def test_a_shard_without_a_large_dim_is_divided_along_its_own(shape: tuple[int, ...]) -> None:
+    names = NAMES[: len(shape)]
+    mesh = replace(Mesh.of(a=8), whole_slice=replace(CUBE, route=CUBE.routes("chunks")[0]))
+    sharded, full = Spec.build(names, {names[0]: ("a",)}), Spec.build(names, {})
+    (gather,), (scatter,) = reshard_steps(sharded, full, (), mesh), reshard_steps(full, sharded, ("a",), mesh)
+    array = np.random.default_rng(0).integers(-99, 99, shape).astype(np.float32)
 
     @partial(
         jax.shard_map,
@@ -95,13 +138,12 @@ def test_two_hops_over_a_whole_slice_are_the_same_as_one(sizes: dict[str, int]) 
         check_vma=False,
     )
     def both(shard):
-        gathered = redistribute(shard, gather, ("x", "y"))
-        return gathered, redistribute(gathered * (index_of(axes) + 1), scatter, ("x", "y"))
+        gathered = redistribute(shard, (gather,), names)
+        return gathered, redistribute(gathered, (scatter,), names)
 
     gathered, scattered = jax.jit(both)(array)
-    for shard in gathered.addressable_shards:
-        np.testing.assert_array_equal(np.asarray(shard.data), array)
-    np.testing.assert_array_equal(scattered, array * 36)
+    np.testing.assert_array_equal(gathered, array)
+    np.testing.assert_array_equal(scattered, array * 8)
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ MASTER: dict[str, Any] = {
     "weights_dtype": "bfloat16",
     "master_dtype": "float32",
     "gradients_dtype": "float32",
+    # Each has its own dtype: a step reads what was stored, and rounds what it stores.
+    "moments_dtype": "bfloat16,float32",
 }
 
 
@@ -49,4 +51,6 @@ def test_master_weights_are_those_of_a_run_in_float32() -> None:
         assert np.array_equal(narrow[f"master/{name}"], wide[name]), name
         assert narrow[name].dtype == ml_dtypes.bfloat16
         assert np.array_equal(narrow[name], wide[name].astype(ml_dtypes.bfloat16)), name
+        first = wide[f"moments.first/{name}"].astype(ml_dtypes.bfloat16)
+        assert np.array_equal(narrow[f"moments.first/{name}"], first), name
         assert np.array_equal(narrow[f"moments.second/{name}"], wide[f"moments.second/{name}"]), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.engine_jax.places import assert_shardings_of_the_plan
@@ -12,7 +14,9 @@ from tests.sameness.cases import FEW_ROWS, MIXTRAL, case, covering
 from tests.sameness.measure import assert_same_assignments
 
 # PyTorch trains the others too, in `tests/engine_torch/test_layouts_agree.py` and `test_against_jax.py`.
-TRAINED = some(covering(MIXTRAL), (2, 3, 4, 5))
+IN_CHUNKS = replace(case(MIXTRAL, "tp-as-ep", "fsdp=2,tensor=4"), loss_chunks=8)
+"""A vocabulary that axes shard, and the loss in chunks. `tp-as-ep` without chunks is one of the others."""
+TRAINED = [*some(covering(MIXTRAL), (2, 3, 4)), IN_CHUNKS]
 PLACED = [
     Case(model=MIXTRAL, layout="ddp", mesh="data=8"),
     Case(model=MIXTRAL, layout="tp", mesh="data=2,tensor=4"),

@@ -233,6 +233,8 @@ SAVED = {
             ],
         ),
         ({**SAVED, "step": 3.0}, ["'step': found 3, needed a float"]),
+        ({**SAVED, "step": jnp.int32(3)}, ["'step': found the value 3, needed an array, int32 ()"]),
+        ({**SAVED, "w": 3}, ["'w': found float32 (8, 4), needed an int"]),
         ({**SAVED, "last": 3}, ["'last': missing", "On request: only=[patterns] loads some of the names."]),
         (
             {name: leaf for name, leaf in SAVED.items() if name != "step"},
@@ -240,7 +242,18 @@ SAVED = {
         ),
         ({**SAVED, "key": jnp.zeros(2, jnp.uint32)}, ["'key': found a key of a generator, needed an array"]),
     ],
-    ids=["shape", "dtype", "no silent cast of integers", "missing and extra", "type", "no value", "extra value", "key"],
+    ids=[
+        "shape",
+        "dtype",
+        "no silent cast of integers",
+        "missing and extra",
+        "type",
+        "array for a value",
+        "value for an array",
+        "no value",
+        "extra value",
+        "key",
+    ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, like: Any, lines: list[str]) -> None:
     where = save(tmp_path, SAVED, step=1)
@@ -284,8 +297,8 @@ def test_keys_of_another_generator(tmp_path: Path) -> None:
 
 
 def test_an_uneven_sharding_is_refused_as_jax_refuses_it(tmp_path: Path) -> None:
-    save(tmp_path, {"w": np.arange(7)}, step=1)
-    like = {"w": jax.ShapeDtypeStruct((7,), np.int64, sharding=sharding(("4 x 2", PartitionSpec("x"))))}
+    save(tmp_path, {"w": np.arange(7, dtype=np.int32)}, step=1)
+    like = {"w": jax.ShapeDtypeStruct((7,), np.int32, sharding=sharding(("4 x 2", PartitionSpec("x"))))}
     with pytest.raises(InputError, match=r"^'w': .*axis 0 is partitioned"):
         load(tmp_path, like)
 
@@ -352,7 +365,7 @@ def test_a_step_and_a_folder_of_one_step(tmp_path: Path) -> None:
     assert load(tmp_path, like).tree["w"].tolist() == [3, 3]
     assert load(tmp_path, like, step=2).tree["w"].tolist() == [2, 2]
     assert load(directory, like).step == 3
-    with pytest.raises(CheckpointError, match=r"step-00000001: there is no manifest\.json"):
+    with pytest.raises(CheckpointError, match=r"no checkpoint of step 1\. Those there, the newest first: 3, 2\.$"):
         load(tmp_path, like, step=1)
     with pytest.raises(CheckpointError, match="this step was saved before"):
         save(tmp_path, like, step=3)

@@ -98,8 +98,8 @@ def test_what_both_need_is_read_by_one_of_them(found: tuple[Path, list[dict[str,
         (
             "no such step",
             [
-                "FOLDER/good/checkpoints/step-00000007: there is no manifest.json",
-                "the checkpoint to load: process 0 of 2 could not do it. Its error: FOLDER/good/checkpoints/step-00000007: there",
+                "FOLDER/good: there is no checkpoint of step 7. Those there, the newest first: 1.",
+                "the checkpoint to load: process 0 of 2 could not do it. Its error: FOLDER/good: there is no checkpoint of step 7.",
             ],
         ),
     ],

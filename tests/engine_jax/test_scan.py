@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from shardwright.core.policies.runs import Run
 from shardwright.engine_jax.io.layer_io import Params, Site
+from shardwright.engine_jax.io.recomputation import recomputed
 from shardwright.engine_jax.model.scan import scanned
 
-NUM, WIDTH, ROWS = 6, 256, 8
+NUM, WIDTH, ROWS = 7, 256, 8
 RUNS = (range(3), range(3, 5), range(5, NUM))
 
 
@@ -29,7 +33,21 @@ def gradients(runs: tuple[range, ...], remat: str):
 
             return layer
 
-        x, kept = scanned(layer_of, x, stacked, lambda _: None, runs, remat)
+        def again_of(layers: range):
+            again, none = frozenset({"x"} if remat == "full" else ()), frozenset[str]()
+            run = Run(
+                stack="layers",
+                layers=layers,
+                made=again,
+                named=none,
+                saved=none,
+                hosted=none,
+                again=again,
+                gathers_again=False,
+            )
+            return partial(recomputed, run=run, num_layers=len(layers))
+
+        x, kept = scanned(layer_of, x, stacked, lambda _: None, runs, again_of)
         return jnp.sum(x), kept
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
@@ -60,3 +78,12 @@ def test_several_runs_need_no_more_memory_than_one() -> None:
         gradients(runs, "full").lower(stacked, x).compile().memory_analysis() for runs in ((range(NUM),), RUNS)
     )
     assert several.temp_size_in_bytes < one.temp_size_in_bytes + stacked["w"].nbytes / NUM / 2
+
+
+def test_a_single_layer_is_recomputed_too() -> None:
+    """XLA unrolls its loop, and without a barrier would merge both computations: the plan counts both."""
+    x, stacked = made()
+    one = {name: array[:1] for name, array in stacked.items()}
+    for runs, layers in (((range(1),), one), ((range(NUM - 1), range(NUM - 1, NUM)), stacked)):
+        assert gradients(runs, "full").lower(layers, x).as_text().count("optimization_barrier") == 2
+    assert gradients((range(NUM),), "full").lower(stacked, x).as_text().count("optimization_barrier") == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +13,13 @@ import pytest
 import shardwright as sw
 from shardwright.checkpoint import open_checkpoint
 from shardwright.cli.typed.values import mesh_sizes
+from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
+from shardwright.core.quantization.delayed import HISTORY
+from shardwright.core.recipes.presets import preset
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.snapshot import load_state, own_boxes
-from shardwright.engine_jax.training.state import initial_state
+from shardwright.engine_jax.training.state import Tensor, initial_state, make_state, tensors_of
 from tests.engine_jax.commands import (
     assert_close,
     compiled_once,
@@ -104,6 +110,27 @@ def test_initial_values_are_those_of_the_layers_numbers(name: str) -> None:
     )
     for tensor, array in wanted.items():
         assert found[tensor].tobytes() == array.tobytes(), tensor
+
+
+def test_histories_have_the_numbers_of_the_layers() -> None:
+    """In stages of one and of two layers, the last of which is not quantized."""
+    recipe = replace(preset("fp8-delayed"), high_layers=1)
+    plan = sw.make_plan(replace(LAYOUTS["2 stages"].request, precision=recipe))
+    mesh = device_mesh(plan.mesh)
+    wanted = {
+        one.name: np.arange(prod(one.saved), dtype=one.dtype).reshape(one.saved) for one in tensors_of(plan, mesh)
+    }
+
+    def read(tensor: Tensor, boxes: Sequence[Box]) -> list[np.ndarray]:
+        return [wanted[tensor.name][box.slices] for box in boxes]
+
+    found = {name: np.zeros_like(array) for name, array in wanted.items()}
+    for one in own_boxes(make_state(plan, mesh, read, 0), plan, mesh):
+        found[one.name][one.box.slices] = one.array()
+    histories = [name for name in wanted if name.startswith(HISTORY + "layers.")]
+    assert {found[name].shape[0] for name in histories} == {2}
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(found[name], array, name)
 
 
 def test_resumed_without_stages(run: Path, tmp_path: Path) -> None:

@@ -140,7 +140,8 @@ def test_a_run_with_another_tokenizer_does_not_pass_on_that_of_the_weights(
     lines = said(capsys)
     assert any("(tokenizer: other/tokenizer.json)" in line for line in lines)
     assert "copied to run/published: generation_config.json" in lines
-    assert {path.name for path in Path("run/published").iterdir()} == {"generation_config.json"}
+    assert {path.name for path in Path("run/published").iterdir()} == {"generation_config.json", "tokenizer.json"}
+    assert Path("run/published/tokenizer.json").read_bytes() == Path("other/tokenizer.json").read_bytes()
 
 
 def test_a_tokenizer_that_does_not_fit(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:

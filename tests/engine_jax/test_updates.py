@@ -6,6 +6,7 @@ On PyTorch: ``tests/engine_torch/test_layouts_agree.py`` and ``test_dry_run.py``
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
@@ -27,13 +28,30 @@ CASES = [
     case(MIXTRAL, "zero-ep", "data=2,fsdp=2,expert=2"),
     case(DEEPSEEK3, "zero-ep", "data=2,fsdp=1,expert=2"),
     STAGES,
+    # Weights that stay gathered, and are not gathered again.
+    case(LLAMA3, "kept", "fsdp=4"),
+    case(LLAMA3, "kept-tp", "data=1,fsdp=2,tensor=2"),
+    case(MIXTRAL, "kept-ep", "fsdp=2,expert=2"),
 ]
 
 
-@pytest.mark.parametrize("case", some(CASES, {4, 5}), ids=lambda case: f"{case.model} {case}")
+@pytest.mark.parametrize("case", some(CASES, {4, 5, 10}), ids=lambda case: f"{case.model} {case}")
 def test_trains_as_one_device(case: Case) -> None:
     assert_same(run_of(case), run_of(case.alone), case.tolerance)
     assert_steps_are_planned(compiled_step(case).as_text(), plan_of(case))
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_weights_that_stay_gathered_are_gathered_once(remat: str) -> None:
+    kept, again = (
+        make_plan(replace(plan_of(case(LLAMA3, layout, "fsdp=4")).request, remat=remat)) for layout in ("kept", "fsdp")
+    )
+    assert [one for one in kept.collectives if one.phase == "recompute"] == []
+    assert [one for one in again.collectives if one.phase != "recompute"] == list(kept.collectives)
+    # Both layers in use: 256 x 256 of queries and outputs, of keys and values by their heads, and the feed-forward layer.
+    matrices = sum(row.num * prod(row.shape) for row in kept.weights if row.stack and len(row.shape) > 1)
+    norms = sum(row.num * prod(row.shape) for row in kept.weights if row.stack and len(row.shape) == 1)
+    assert kept.memory.activations_bytes - again.memory.activations_bytes in (4 * matrices, 4 * (matrices + norms))
 
 
 def test_the_specs_of_updates() -> None:

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch import load, save
 from shardwright.engine_torch.modules import Linear, update_scales
-from tests.engine_torch.own_modules import refusal
+from tests.engine_torch.refused_modules import refusal
 
 
 def layer(**options: int) -> Linear:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch import load, save
 from shardwright.engine_torch.io.private import sum_gradients
@@ -42,6 +41,14 @@ POWER_OF_TWO = "fp8-current-2"
 """fp8-current with scales that are powers of two."""
 
 DELAYED = "fp8-delayed"
+
+WITHOUT_CHANCE = "nvfp4-nearest"
+"""nvfp4 without what modules do not compute: stochastic rounding, and Hadamard transforms."""
+
+WITH_OPTIONS = {
+    POWER_OF_TWO: preset("fp8-current", use_power_2_scales=True),
+    WITHOUT_CHANCE: preset("nvfp4", disable_rht=True, disable_stochastic_rounding=True),
+}
 
 MESHES: Mapping[str, Mapping[str, int]] = {
     "one": {},
@@ -158,8 +165,8 @@ def made(kind: str, model: str, recipe: str | None, *, deferred: bool = False) -
     """A model on a mesh, in the order of calls that users follow."""
     torch.manual_seed(5)
     at = place(kind)
-    scaled = preset("fp8-current", use_power_2_scales=True) if recipe == POWER_OF_TWO else recipe
-    module = MODELS[model](recipe=scaled, sequence_parallel=at.sequence_parallel, device="meta" if deferred else None)
+    chosen = WITH_OPTIONS.get(recipe, recipe) if recipe else None
+    module = MODELS[model](recipe=chosen, sequence_parallel=at.sequence_parallel, device="meta" if deferred else None)
     parallel = [one for one in module.modules() if isinstance(one, ParallelModule | DotProductAttention)]
     for one in parallel:
         if isinstance(one, ParallelModule):
@@ -333,64 +340,3 @@ def resumed(kind: str, model: str, recipe: str | None, folder: str, num: int = 2
     load_by_dcp({"model": weights, "optim": state}, checkpoint_id=f"{folder}/dcp")
     set_state_dict(module, optimizer, model_state_dict=weights, optim_state_dict=state)
     return ours, step(module, model, at, num, optimizer)
-
-
-def refusal(do: Callable[[], object]) -> str:
-    try:
-        do()
-    except InputError as error:
-        return str(error)
-    return ""
-
-
-def refusals() -> Mapping[str, str]:
-    """What a rank is refused on a mesh of fsdp 2 x tp 2."""
-    torch.manual_seed(5)
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
-    rank = dist.get_rank()
-
-    def sharded_before() -> None:
-        layer = Linear(8, 8, parallel_mode="column")
-        fully_shard(layer, mesh=mesh["fsdp"])
-        layer.set_device_mesh(mesh["tp"])
-
-    def never_placed() -> None:
-        layer = Linear(8, 8, parallel_mode="column", tp_size=2)
-        fully_shard(layer, mesh=mesh["fsdp"])
-        layer.reset_parameters()
-
-    def called_inside() -> None:
-        model = nn.Sequential(Linear(8, 8, parallel_mode="column", tp_mesh=mesh["tp"]))
-        fully_shard(model, mesh=mesh["fsdp"])
-        model[0](torch.ones(2, 8))
-
-    def other_seeds() -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rank % 2)
-            Linear(8, 8, parallel_mode="column", tp_mesh=mesh["tp"])
-
-    def other_recipes_at_rest() -> None:
-        layer = Linear(8, 8, recipe="mxfp8" if rank < 2 else "fp8-row", tp_mesh=mesh["tp"], device="meta")
-        fully_shard(layer, mesh=mesh["fsdp"])
-        layer.reset_parameters()
-
-    cases: Mapping[str, Callable[[], object]] = {
-        "two dims": lambda: Linear(8, 8, parallel_mode="column", tp_mesh=mesh),
-        "no mesh": lambda: Linear(8, 8).set_device_mesh("tp"),  # pyright: ignore[reportArgumentType]
-        "dim": lambda: Linear(8, 9, parallel_mode="column", tp_mesh=mesh["tp"]),
-        "block": lambda: Linear(128, 384, parallel_mode="column", recipe="fp8-block", tp_mesh=mesh["tp"]),
-        "size": lambda: Linear(8, 8, parallel_mode="row", tp_size=4, tp_mesh=mesh["tp"]),
-        "sharded before": sharded_before,
-        "never placed": never_placed,
-        "called inside": called_inside,
-        "weights": lambda: Linear(8, 8, tp_mesh=mesh["tp"], weight_mesh=mesh["fsdp"]),
-        "amax": lambda: Linear(8, 8, tp_mesh=mesh["tp"], amax_group=mesh.get_group("fsdp")),
-        "recipes": lambda: Linear(64, 64, recipe="mxfp8" if rank % 2 else "fp8-row", tp_mesh=mesh["tp"]),
-        "recipes of one name": lambda: Linear(
-            64, 64, recipe=replace(preset("fp8-current"), reduce_amax=rank % 2 == 0), tp_mesh=mesh["tp"]
-        ),
-        "recipes at rest": other_recipes_at_rest,
-        "seeds": other_seeds,
-        "tokens": lambda: Linear(8, 8, True, parallel_mode="row", tp_mesh=mesh["tp"])(torch.ones(3, 4)),
-    }
-    return {what: refusal(do) for what, do in cases.items()}

@@ -32,6 +32,9 @@ class Small(nn.Module):
         self.head.weight = self.tokens.weight
         self.register_buffer("seen", torch.tensor(5))
 
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.down(self.up(self.tokens(tokens))))
+
 
 def numbered(made: Callable[[], nn.Module] = Small) -> Any:
     """Every element of every weight its own number."""

@@ -19,7 +19,7 @@ from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import in_words, trained
 from tests.engine_torch.training import train
 from tests.matrix import some
-from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case
+from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL, case, policies
 
 DENSE = (("hsdp", "data=2,fsdp=2"), ("fsdp-tp", "fsdp=2,tensor=2"), ("cp", "fsdp=2,context=2"))
 OF_EXPERTS = (*DENSE, ("ep", "fsdp=2,expert=2"), ("ep-as-cp", "fsdp=2,expert=2"))
@@ -35,8 +35,24 @@ EACH_LAYOUT = [*CASES[::2], CASES[-1]]
 """Each layout with one family or two; ``whole.py`` trains all steps of every case. `make test` compares each family, and dense layers,
 experts and a ring; other layouts it compares with one device of this engine, in ``test_layouts_agree.py``."""
 
+WITH_POLICIES = list(policies())
+CASES += WITH_POLICIES
 
-@pytest.mark.parametrize("case", some(EACH_LAYOUT, (0, 3, 6, 7)), ids=in_words)
+SHARDED_UPDATES = [
+    case(LLAMA3, "zero1", "data=4"),
+    case(LLAMA3, "zero2", "data=4", settings="tied=true"),
+    case(LLAMA3, "hsdp-zero2", "data=2,fsdp=2"),
+    case(MIXTRAL, "zero-ep", "data=2,fsdp=1,expert=2"),
+]
+LOSSES = [
+    replace(case(LLAMA3, "fsdp", "fsdp=4"), loss_chunks=8),
+    replace(case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"), loss_chunks=2),
+]
+"""`make test` compares sharded updates, and losses in chunks, with one device of this engine, in ``test_layouts_agree.py``."""
+CASES += SHARDED_UPDATES + LOSSES
+
+
+@pytest.mark.parametrize("case", [*some(EACH_LAYOUT, (0, 3, 6, 7)), *some(WITH_POLICIES, (4, 8))], ids=in_words)
 def test_trains_as_the_other_engine(case: Case, four: Ranks) -> None:
     """From bitwise equal weights: the gradients of steps 1 and 2, every loss, and the gradient norms for clipping."""
     ours, theirs = trained(four, case, FEW_STEPS), run_of(case.alone)

@@ -18,8 +18,8 @@ from shardwright.core.recipes.presets import preset
 from shardwright.core.recipes.recipe import Block, Recipe
 from shardwright.engine_torch.modules import GroupedLinear, LayerNormMLP, Linear, update_scales
 from tests.engine_torch.own_delayed import agreed, batches, layer, of_another_recipe, steps, unequal
-from tests.engine_torch.own_modules import refusal
 from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.refused_modules import refusal
 
 LENGTH = 4
 RECIPE = preset("fp8-delayed", amax_history_len=LENGTH)
@@ -219,6 +219,8 @@ def test_what_has_no_single_factor_is_refused(do: Callable[[], object], text: st
     ("option", "value", "text"),
     [
         ("gather_quantized", True, "these modules quantize weights after they are gathered. Leave it out."),
+        ("rest_quantized", True, "rest_quantized is true, and these modules quantize weights after they are gathered."),
+        ("dispatch_quantized", True, "dispatch_quantized is true, and these modules send no tokens."),
         ("high", ("*.attention.*",), "which chooses among the weights of a model, and a module has no model."),
         ("high_layers", 1, "and give recipe=None to the modules that are to stay in high precision."),
     ],

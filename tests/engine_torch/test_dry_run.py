@@ -13,17 +13,22 @@ from math import prod
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.findings.errors import FindingsError
+from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch.dry_run import counting, dry_run, imagined
-from shardwright.engine_torch.dry_run.counting import CountedCollective
+from shardwright.engine_torch.dry_run.counting import CountedCollective, Counting
 from shardwright.engine_torch.dry_run.dry_run import DryRun
 from shardwright.engine_torch.dry_run.held import Held
+from shardwright.engine_torch.io import private
 from shardwright.layouts import preset_names
 from shardwright.models import build
 from tests.matrix import some
@@ -51,6 +56,8 @@ def case(model: str, layout: str, move: dict[str, str] | None = None, /, **sizes
     return Case(model=model, layout=layout, sizes=axes, move=tuple((move or {}).items()), options=options)  # pyright: ignore[reportArgumentType]
 
 
+RESTING = {"dtype": "bfloat16", "weights_dtype": "bfloat16", "master_dtype": "float32"}
+RESTING_BLOCKS = case("llama3-test", "hsdp", data=4, fsdp=2, precision="fp8-block", rest_quantized="true", **RESTING)
 HYBRID = case("llama3-test", "hsdp", data=4, fsdp=4, microbatches=4, dtype="bfloat16")
 HYBRID_ZERO2 = case("llama3-test", "hsdp-zero2", data=4, fsdp=4, microbatches=4)
 CASES = (
@@ -61,6 +68,8 @@ CASES = (
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, microbatches=4),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="dots"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="none"),
+    case("deepseek3-test", "ep", fsdp=4, expert=4, remat="none@moe_layers+full"),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="full@0:4:3+dots@::2+none"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, precision="fp8-current"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=2, precision="mxfp8", gather_quantized="true"),
     case("llama3-test", "hsdp", data=4, fsdp=4, remat="none", precision="fp8-row", gather_quantized="true"),
@@ -78,6 +87,7 @@ CASES = (
     case("mixtral-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, microbatches=4, precision="fp8-delayed"),
     case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4, precision="fp8-delayed"),
+    case("mixtral-test", "ep", fsdp=4, expert=4, microbatches=4, precision="fp8-delayed", gather_quantized="true"),
     case("llama3-test", "zero1", data=16, microbatches=4),
     case("llama3-test", "zero2", data=16, microbatches=4, dtype="bfloat16"),
     case("llama3-test", "hsdp-zero1", data=4, fsdp=4, microbatches=4),
@@ -85,7 +95,26 @@ CASES = (
     case("llama3-test", "zero-tp", data=2, replica=2, tensor=4, microbatches=4),
     case("mixtral-test", "zero-ep", data=2, fsdp=2, expert=4, microbatches=4),
     case("mixtral-test", "zero-ep", data=2, fsdp=2, expert=4, precision="fp8-row", gather_quantized="true"),
+    case("mixtral-test", "ep", fsdp=4, expert=4, precision="mxfp8", dispatch_quantized="true", dtype="bfloat16"),
+    case(
+        "deepseek3-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4, precision="fp8-row", dispatch_quantized="true"
+    ),
+    case("llama3-test", "kept", fsdp=16, microbatches=4),
+    case("mixtral-test", "kept-ep", fsdp=4, expert=4, remat="dots"),
+    case("mixtral-test", "ep", fsdp=2, expert=4, precision="fp8-current", rest_quantized="true", **RESTING),
+    RESTING_BLOCKS,
+    case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4, precision="fp8-current"),
+    case("llama3-test", "cp", fsdp=4, context=4, remat="keep=residual.middle,attention.keys_attended"),
+    case("llama3-test", "cp", {"move_attention": "ring"}, fsdp=4, context=4, remat="keep=attention.attended,mlp.gate"),
+    case("deepseek3-test", "ep", fsdp=4, expert=4, remat="keep=moe.dispatched,attention.latent,host=residual.stream"),
+    case("mixtral-test", "ep", fsdp=4, expert=4, remat="dots,host=router.returned,recompute=router.scores@::2+none"),
+    case("deepseek3-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4, remat="keep=moe.output,moe.gate,moe.up"),
+    case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, precision="fp8-current", remat="keep=mlp.gate,mlp.up"),
+    case("llama3-test", "hsdp", data=4, fsdp=4, precision="mxfp8", gather_quantized="true", remat="dots"),
 )
+
+
+OF_CODES = ("gather_quantized", "rest_quantized", "dispatch_quantized")
 
 
 def plan_of(one: Case) -> Plan:
@@ -97,8 +126,8 @@ def plan_of(one: Case) -> Plan:
     elif dict(one.sizes).get("fsdp") != 48:
         options["batch"] = 16
     if "precision" in options:
-        of_codes = bool(options.pop("gather_quantized", ""))
-        options["precision"] = replace(preset(str(options["precision"])), gather_quantized=of_codes)
+        given = {name: bool(options.pop(name, "")) for name in OF_CODES}
+        options["precision"] = replace(preset(str(options["precision"])), **given)
     table = model_table(one.model)
     return make_plan(Request(layout=layout, table=table, mesh_sizes=dict(one.sizes), engine="torch", **options))  # pyright: ignore[reportArgumentType]
 
@@ -114,7 +143,7 @@ def is_unlisted(one: CountedCollective) -> bool:
     return one.component is None or one.component == "logits" or (integers and one.component == "moe")
 
 
-@pytest.mark.parametrize("case", some(CASES, (1, 8, 14, 18, 27, 28)), ids=str)
+@pytest.mark.parametrize("case", some(CASES, (1, 8, 10, 16, 20, 29, 30, 34, 40, 43)), ids=str)
 def test_the_counted_collectives_are_those_of_the_plan(case: Case) -> None:
     plan = plan_of(case)
     expected: Counter[tuple[object, ...]] = Counter()
@@ -188,6 +217,26 @@ def test_the_bytes_at_rest_are_those_of_the_cores_boxes(one: Case) -> None:
     assert found.peak_bytes > weights + 3 * trained
 
 
+@pytest.mark.matrix
+def test_codes_of_experts_at_rest_have_padding_where_there_are_more_devices() -> None:
+    uneven = case(
+        "mixtral-test", "ep-as-cp", fsdp=4, expert=4, precision="fp8-current", rest_quantized="true", **RESTING
+    )
+    plan, found = plan_of(uneven), found_of(uneven)
+    assert (found.weights_bytes, found.moments_bytes) == (plan.memory.weights_bytes, plan.memory.optimizer_bytes)
+
+
+@pytest.mark.matrix
+def test_codes_at_rest_take_the_memory_that_is_planned() -> None:
+    """Blocks of 128 x 128: a byte an element in place of two, and a scale for each block."""
+    plan, found = plan_of(RESTING_BLOCKS), found_of(RESTING_BLOCKS)
+    assert found.weights_bytes == plan.memory.weights_bytes
+    quantized = {one.name for one in plan.quantized}
+    elements = sum(row.num * prod(row.shape) // 2 for row in plan.weights if row.name in quantized)
+    assert plan.memory.narrowed_bytes == elements - 4 * elements // 128**2
+    assert found.moments_bytes == plan.memory.optimizer_bytes
+
+
 def test_activations_kept_for_the_backward_pass_count() -> None:
     peaks = [
         dry_run.dry_run(plan_of(case("llama3-test", "fsdp", fsdp=16, remat=remat))).peak_bytes
@@ -197,9 +246,30 @@ def test_activations_kept_for_the_backward_pass_count() -> None:
     assert peaks[0] < peaks[-1]
 
 
+def test_layers_that_keep_all_compute_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of matrices in a step of six layers: those of three layers are computed again."""
+    changed, counted = imagined.changed, Counter[str]()
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            counted[remat] += func is torch.ops.aten.mm.default
+            return func(*args, **(kwargs or {}))
+
+    def watched(*arguments):
+        with Products():
+            return changed(*arguments)
+
+    monkeypatch.setattr(imagined, "changed", watched)
+    for remat in ("none", "full@0:6:2+none", "full"):
+        dry_run.dry_run(plan_of(case("llama3-test", "fsdp", fsdp=16, remat=remat)))
+    # Of the seven products of a layer, the last is none that its backward pass needs.
+    assert counted["full"] - counted["none"] == 6 * 6
+    assert counted["full@0:6:2+none"] - counted["none"] == 3 * 6
+
+
 def test_a_storage_is_held_from_its_first_tensor_to_its_last() -> None:
     held = Held()
-    with held.watching_sizes():
+    with held.watching():
         first = torch.zeros(100)
         held.add(first)
         view = first[10:]
@@ -213,6 +283,25 @@ def test_a_storage_is_held_from_its_first_tensor_to_its_last() -> None:
         assert held.now == 400
         del view
         assert (held.now, held.peak) == (0, 600)
+
+
+def test_what_dtensor_makes_to_find_a_shape_is_not_held() -> None:
+    """It runs an operation of another shape on tensors of the global shape once: that of 4,800 rows over 48 ranks."""
+    with private.imagined_ranks(48):
+        mesh = init_device_mesh("cpu", (48,))
+        counting = Counting(Mesh((Axis(name="fsdp", size=48),)), {})
+        with private.without_values(), counting, counting.held.watching():
+            shard = DTensor.from_local(torch.zeros(100, 3), mesh, [Shard(0)])
+            product = shard * shard
+        assert product.shape == (4800, 3)
+        assert counting.held.peak == 2 * 100 * 3 * 4
+
+
+def test_attention_over_a_latent_holds_no_scores() -> None:
+    """All scores of a row of 1,024 tokens are 16 MiB, several times in a backward pass: the plan has none of them."""
+    request = plan_of(case("deepseek3-test", "fsdp", fsdp=16)).request
+    plan = make_plan(replace(request, length=1024))
+    assert dry_run.dry_run(plan).peak_bytes < plan.memory.total_bytes_per_device
 
 
 def test_a_dry_run_of_experts_that_drop_tokens() -> None:

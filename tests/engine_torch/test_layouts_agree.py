@@ -38,7 +38,7 @@ ON_FOUR = [
     case(LLAMA3, "tp", "data=2,tensor=2"),
     # FSDP pads what its ranks do not divide.
     case(LLAMA3, "fsdp", "fsdp=4", settings="mlp=510"),
-    case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"),
+    replace(case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"), loss_chunks=4),
     case(LLAMA3, "tp-whole-keys", "fsdp=1,tensor=4", settings="num_kv_heads=2"),
     # The six query heads of a rank attend to two KV heads: four to one, two to the other.
     case(LLAMA3, "tp-whole-keys", "fsdp=2,tensor=2", settings="num_heads=12,num_kv_heads=3"),
@@ -70,6 +70,15 @@ ON_FOUR = [
     case(LLAMA3, "zero-tp", "data=2,replica=2,tensor=1"),
     case(LLAMA3, "zero-tp", "data=2,replica=1,tensor=2"),
     case(MIXTRAL, "zero-ep", "data=2,fsdp=1,expert=2"),
+    # Weights stay gathered from the forward to the backward pass.
+    case(LLAMA3, "kept-tp", "data=1,fsdp=2,tensor=2"),
+    case(MIXTRAL, "kept-ep", "fsdp=2,expert=2"),
+    # The loss in chunks: of rows, of shards of rows, and as many as tokens.
+    case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings="tied=true"),
+    replace(case(LLAMA3, "cp", "fsdp=2,context=2", settings=SHARED_HEADS, balanced=True), loss_chunks=4),
+    replace(case(LLAMA3, "hsdp", "data=2,fsdp=2"), loss_chunks=32),
+    replace(case(LLAMA3, "tp", "data=2,tensor=2"), loss_chunks=8),
+    replace(case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2"), loss_chunks=4),
 ]
 
 
@@ -80,9 +89,28 @@ def test_trains_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> N
 
 DENSE, EXPERTS = case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2"), case(MIXTRAL, "ep", "fsdp=2,expert=2")
 
+CONTEXT, RING = case(LLAMA3, "cp", "fsdp=2,context=2"), case(LLAMA3, "cp", "fsdp=1,context=4", "attention=ring")
+LATENT = case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2")
+
 
 @pytest.mark.parametrize(
-    ("case", "remat"), [(DENSE, "none"), rest(DENSE, "dots"), rest(EXPERTS, "none"), (EXPERTS, "dots")], ids=str
+    ("case", "remat"),
+    [
+        (DENSE, "none"),
+        (DENSE, "dots@0:1+none"),
+        rest(EXPERTS, "none@::2+full"),
+        rest(DENSE, "dots"),
+        rest(EXPERTS, "none"),
+        rest(EXPERTS, "dots"),
+        (CONTEXT, "keep=residual.middle,attention.keys_attended,mlp.gate@:1+dots,host=residual.stream"),
+        (
+            EXPERTS,
+            "keep=moe.dispatched,router.scores,host=residual.stream,router.returned@:1+keep=moe.gate,residual.middle",
+        ),
+        rest(RING, "keep=attention.attended,mlp.gate,host=mlp.up"),
+        rest(LATENT, "keep=attention.latent,moe.output,shared.hidden,host=attention.queries"),
+    ],
+    ids=str,
 )
 def test_recomputation_changes_nothing(case: Case, remat: str, four: Ranks, run_alone: RunAlone) -> None:
     assert torch_plan(case).request.remat == "full"

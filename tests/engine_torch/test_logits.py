@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from shardwright.core.boxes.box import Box
 from shardwright.core.model.table import ModelTable
 from shardwright.core.planning import make_plan
+from shardwright.core.policies.runs import runs_of
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.model.forward import forward
 from shardwright.engine_torch.attention import attention
@@ -110,7 +111,7 @@ def test_in_bfloat16_both_engines_round_the_same_numbers(
     links = one_device_links(table, batch=ROWS, length=LENGTH, dtype="bfloat16")
     theirs = np.asarray(
         jax.jit(
-            lambda params, batch: forward(params, batch, table, links, remat="none").logits_BLV,
+            lambda params, batch: forward(params, batch, table, links, runs=runs_of(table, "none")).logits_BLV,
             compiler_options={"xla_allow_excess_precision": False},
         )(arrays, fields)
     )

@@ -30,6 +30,8 @@ MASTER: dict[str, Any] = {
     "weights_dtype": "bfloat16",
     "master_dtype": "float32",
     "gradients_dtype": "float32",
+    # Each has its own dtype: a step reads what was stored, and rounds what it stores.
+    "moments_dtype": "bfloat16,float32",
 }
 
 
@@ -66,6 +68,7 @@ def test_master_weights_are_those_of_a_run_in_float32(case: Case, four: Ranks) -
     for name in trained:
         assert np.array_equal(narrow[f"master/{name}"], wide[name]), name
         assert np.array_equal(narrow[name], rounded(wide[name])), name
+        assert np.array_equal(narrow[f"moments.first/{name}"], rounded(wide[f"moments.first/{name}"])), name
         assert np.array_equal(narrow[f"moments.second/{name}"], wide[f"moments.second/{name}"]), name
 
 
@@ -74,7 +77,8 @@ def test_the_plan_has_their_bytes() -> None:
     wide, narrow = planned(one).memory, planned(one, **MASTER).memory
     assert narrow.weights_bytes * 2 == wide.weights_bytes
     assert narrow.gradients_bytes == wide.gradients_bytes
-    assert narrow.optimizer_bytes * 2 == wide.optimizer_bytes * 3
+    # 4 of the master weights, 2 and 4 of both moments, where both have 4.
+    assert narrow.optimizer_bytes * 8 == wide.optimizer_bytes * 10
     gathers = {row.bytes_per_device for row in planned(one, **MASTER).collectives if row.kind == "all-gather"}
     assert gathers == {row.bytes_per_device // 2 for row in planned(one).collectives if row.kind == "all-gather"}
 
@@ -82,10 +86,15 @@ def test_the_plan_has_their_bytes() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"master_dtype": "float32"}, "master_dtype is float32, and weights_dtype is float32"),
-        ({"gradients_dtype": "bfloat16"}, "gradients_dtype is bfloat16, and weights_dtype is float32"),
+        ({"master_dtype": "float32"}, "--master-dtype is float32, and --weights-dtype is float32"),
+        ({"gradients_dtype": "bfloat16"}, "--gradients-dtype is bfloat16, and --weights-dtype is float32"),
         ({"master_dtype": "float16"}, "Nothing trains in float16"),
         ({"gradients_dtype": "int8"}, "must be one of float32, bfloat16"),
+        ({"moments_dtype": "bfloat16,int8"}, "moments_dtype is 'int8', and must be one of float32, bfloat16"),
+        (
+            {"moments_dtype": "bfloat16,float32,float32"},
+            "3 dtypes, and adamw keeps 2 of a weight, moments.first, moments.second. Give one dtype for all, or one for each.",
+        ),
     ],
 )
 def test_dtypes_that_are_refused(changed: dict[str, str], message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,152 +24,35 @@ from shardwright.engine_torch.modules import (
     RMSNorm,
 )
 from shardwright.engine_torch.modules.parallel import ParallelModule
-from tests.engine_torch.module_orders import moved_by_orders
-from tests.engine_torch.own_modules import (
-    DELAYED,
-    MESHES,
-    MODELS,
-    POWER_OF_TWO,
-    Step,
-    Trained,
-    refusal,
-    refusals,
-    resumed,
-    trained,
-)
+from tests.engine_torch.module_cases import FIRST_STEPS, Alone, ModuleCase, after_loads, against_one_process
+from tests.engine_torch.own_modules import DELAYED, POWER_OF_TWO, trained
 from tests.engine_torch.ranks import Ranks
-from tests.matrix import some
+from tests.engine_torch.refused_modules import refusal, refusals
 
-FOUR = [kind for kind in MESHES if kind != "one"]
 RECIPES = (None, "fp8-current", "fp8-row", "fp8-block", "mxfp8")
-ON_MESHES = (*RECIPES, POWER_OF_TWO, DELAYED)
-CASES = [(model, recipe, kind) for model, recipe, kind in product(MODELS, ON_MESHES, FOUR)]
 COVERING = {
-    ("decoder", POWER_OF_TWO, "tp-sp"): "fsdp",
-    ("grouped", None, "hsdp"): "hsdp",
-    ("pair", DELAYED, "tp-sp"): "tp-sp",
+    ModuleCase("decoder", POWER_OF_TWO, "tp-sp"): "fsdp",
+    ModuleCase("grouped", None, "hsdp"): "hsdp",
+    ModuleCase("pair", DELAYED, "tp-sp"): "tp-sp",
 }
-"""Each module, and the mesh that loads what was saved."""
-STEPS, MANY_STEPS = 2, 10
-"""Before a save; one more after it."""
-
-Alone = Callable[[str, str | None], Trained]
+"""Each module, and the mesh that loads what was saved. ``python -m tests.engine_torch.whole_modules`` has all of them."""
 
 
-@pytest.fixture(scope="module")
-def alone(one: Ranks) -> Alone:
-    """The model in one process."""
-    return cache(lambda model, recipe: one.run(trained, "one", model, recipe, "", False, STEPS)[0])
-
-
-@pytest.fixture(scope="module")
-def by_orders(alone: Alone) -> Callable[[str, str], Sequence[float]]:
-    return cache(lambda model, recipe: moved_by_orders(alone(model, recipe), model, recipe, STEPS))
+@pytest.mark.parametrize("case", COVERING, ids=str)
+def test_a_mesh_computes_what_one_process_does_and_another_loads_it(
+    four: Ranks, one: Ranks, case: ModuleCase, tmp_path: Path
+) -> None:
+    ranks = four.run(trained, case.kind, case.model, case.recipe, str(tmp_path), True, FIRST_STEPS)
+    for number, apart in enumerate(against_one_process(case, ranks, Alone(one))):
+        assert apart.share <= 1, (number, apart)
+    apart = after_loads(case, [COVERING[case]], ranks, four, tmp_path)
+    assert apart.share <= 1, apart
 
 
 def close(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> None:
     """Within a share of the largest value."""
     largest = float(np.abs(needed).max())
     np.testing.assert_allclose(found, needed, rtol=0, atol=bound * largest, err_msg=str(what))
-
-
-def near(found: np.ndarray, needed: np.ndarray, bound: float, what: object) -> None:
-    """Within a share of the norm: a few codes may be their neighbours, where rounding differs before they are quantized."""
-    error, size = np.linalg.norm(found - needed), np.linalg.norm(needed)
-    assert error <= bound * size, (what, error, size)
-
-
-def own_part(entire: np.ndarray, rank: Trained, model: str, kind: str) -> np.ndarray:
-    """A rank's part of an output: its rows, and of a sharded vocabulary its columns."""
-    for index, size in zip(rank.data, [size for axis, size in MESHES[kind].items() if axis != "tp"], strict=True):
-        entire = np.split(entire, size)[index]
-    if model == "decoder" or (model == "pair" and kind == "tp-sp"):
-        entire = np.split(entire, rank.tp[1], axis=-1 if model == "decoder" else 0)[rank.tp[0]]
-    return entire
-
-
-def own_codes(entire: np.ndarray, like: np.ndarray, rank: Trained) -> np.ndarray:
-    """A rank's part of codes or scales: along the dim that is smaller."""
-    for dim, (size, own) in enumerate(zip(entire.shape, like.shape, strict=True)):
-        if size != own:
-            entire = np.split(entire, rank.tp[1], axis=dim)[rank.tp[0]]
-    return entire
-
-
-def compare(found: Step, needed: Step, bound: float, what: object, by: Callable[..., None]) -> None:
-    assert found.gradients.keys() == needed.gradients.keys()
-    for name, gradient in needed.gradients.items():
-        by(found.gradients[name], gradient, bound, (what, name))
-    assert found.norm == pytest.approx(needed.norm, rel=bound), what
-
-
-@pytest.mark.parametrize("case", some(CASES, [CASES.index(case) for case in COVERING]), ids=str)
-def test_a_mesh_computes_what_one_process_does(
-    four: Ranks,
-    alone: Alone,
-    by_orders: Callable[[str, str], Sequence[float]],
-    case: tuple[str, str | None, str],
-    tmp_path: Path,
-) -> None:
-    model, recipe, kind = case
-    right = alone(model, recipe)
-    bounds = by_orders(model, recipe) if recipe == "fp8-current" else [0.0] * len(right.steps)
-    ranks = four.run(trained, kind, model, recipe, str(tmp_path), True, STEPS)
-    assert bool(right.codes) == (recipe is not None)
-    for rank in ranks:
-        for name, values in right.first.items():
-            np.testing.assert_array_equal(rank.first[name], values, err_msg=name)
-        for name, codes in right.codes.items():
-            for found, needed in zip(rank.codes[name], codes, strict=True):
-                np.testing.assert_array_equal(found, own_codes(needed, found, rank), err_msg=name)
-        for number, (found, needed) in enumerate(zip(rank.steps, right.steps, strict=True)):
-            bound, by = bound_of(model, recipe, number)
-            bound = max(bound, bounds[number])
-            by(found.output, own_part(needed.output, rank, model, kind), bound, (case, number))
-            compare(found, needed, bound, (case, number), by)
-    loaded_by(four, [COVERING.get(case, kind)], case, ranks, tmp_path)
-
-
-def bound_of(model: str, recipe: str | None, number: int) -> tuple[float, Callable[..., None]]:
-    """Of the first step, and of later ones: AdamW divides small gradients by themselves. With an exact scale per tensor all codes
-    depend on one element, which may itself depend on a code: there another order of summation in one process gives the
-    bound (``module_orders.py``). Blocks along the tokens of a grouped layer depend on which of them a rank has."""
-    if recipe is None:
-        return (1e-5 if number == 0 else 1e-3), close
-    depends = recipe == "fp8-current" or (model == "grouped" and recipe in ("fp8-block", "mxfp8"))
-    return (2**-8 if number == 0 and not depends else 2**-4), near
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_every_mesh_loads_what_another_saved(four: Ranks, case: tuple[str, str | None, str], tmp_path: Path) -> None:
-    model, recipe, kind = case
-    ranks = four.run(trained, kind, model, recipe, str(tmp_path), False, MANY_STEPS)
-    loaded_by(four, [*FOUR, "one"], case, ranks, tmp_path, MANY_STEPS)
-
-
-def loaded_by(
-    four: Ranks,
-    onto: Sequence[str],
-    case: tuple[str, str | None, str],
-    before: Sequence[Trained],
-    folder: Path,
-    num: int = STEPS,
-) -> None:
-    """The next step on the same mesh is the same, bit for bit; on another within its bound. Delayed amaxes are the same on each."""
-    model, recipe, kind = case
-    for other in onto:
-        ranks = four if other in FOUR else four.first(1)
-        for rank, (ours, theirs) in enumerate(ranks.run(resumed, other, model, recipe, str(folder), num)):
-            needed = before[rank].steps[-1]
-            for found in (ours, theirs) if theirs is not None else (ours,):
-                assert found.scales.keys() == needed.scales.keys()
-                for name, kept in needed.scales.items():
-                    np.testing.assert_array_equal(found.scales[name], kept, err_msg=name)
-                if other == kind:
-                    np.testing.assert_array_equal(found.output, needed.output)
-                bound, by = (0, close) if other == kind else bound_of(model, recipe, 0)
-                compare(found, needed, bound, (case, other), by)
 
 
 NORMS: Sequence[tuple[ParallelModule, nn.Module]] = (
@@ -385,6 +267,27 @@ REFUSED_ALONE: Sequence[tuple[Callable[[], object], str]] = (
     ),
     (lambda: Linear(8, 8)(torch.ones(1, 4)), "Linear: its input is (1, 4); it must be [..., 8]."),
     (
+        lambda: Linear(8, 8, recipe="mxfp8")(torch.ones(1, 8, dtype=torch.int64)),
+        "Linear: its input is torch.int64; it must be floats, as bfloat16. Cast it.",
+    ),
+    (
+        lambda: RMSNorm(8)(torch.ones(1, 8, dtype=torch.int32)),
+        "RMSNorm: its input is torch.int32; it must be floats, as bfloat16. Cast it.",
+    ),
+    (
+        lambda: Linear(8, 8, params_dtype=torch.float8_e4m3fn),
+        "Linear: params_dtype is torch.float8_e4m3fn; it must be one of torch.float32, torch.bfloat16, torch.float16, torch.float64. "
+        "Weights are quantized when they are multiplied, as recipe says.",
+    ),
+    (
+        lambda: Linear(-1, 8),
+        "Linear: dim 1 of 'weight' (8, -1) is -1; it must be a whole number from 1.",
+    ),
+    (
+        lambda: DotProductAttention(2, 4, window_size=(128, 0)),
+        "DotProductAttention: window_size is (128, 0); it must be None or (-1, -1) or (-1, 0).",
+    ),
+    (
         lambda: Linear(8, 8, device="meta")(torch.ones(1, 8)),
         "Linear: 'weight' is on meta, without values. Call reset_parameters(defer_init=False).",
     ),
@@ -398,3 +301,5 @@ def test_bad_arguments_are_refused(do: Callable[[], object], text: str) -> None:
 
 def test_arguments_of_transformer_engine_with_their_default_are_accepted() -> None:
     assert Linear(8, 8, fuse_wgrad_accumulation=False, return_bias=False, ub_name=None).in_features == 8
+    assert LayerNormMLP(8, 8, activation_params=None).hidden_size == 8
+    assert DotProductAttention(2, 4, window_size=(-1, 0), return_max_logit=False).causal

@@ -22,6 +22,7 @@ from shardwright.cli.typed.values import mesh_sizes
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.policies.runs import runs_of
 from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.attention.kernels import backend_of
 from shardwright.engine_jax.io.mesh import device_mesh
@@ -162,7 +163,9 @@ def jax_logits(plan: Plan, out: Path) -> np.ndarray:
     weights = {name: one.spec for name, one in weight_shardings(plan, mesh).items()}
     fields = batch()
     function = jax.shard_map(
-        lambda weights, batch: forward(weights, batch, plan.request.table, links, remat="none").logits_BLV,
+        lambda weights, batch: (
+            forward(weights, batch, plan.request.table, links, runs=runs_of(plan.request.table, "none")).logits_BLV
+        ),
         mesh=mesh,
         in_specs=(weights, dict.fromkeys(fields, sharding.spec)),
         out_specs=named_sharding(plan.by_name["logits.scores"].in_use, mesh).spec,

@@ -103,7 +103,110 @@ CASES = (
         rows=16,
     ),
 )
-COVERING = (0, 1, 2, 3, 4, 5, 6)
+# Ends that all stages share.
+DEEP = "num_layers=4"
+SHARED_ENDS = (
+    Staged(
+        model=LLAMA3,
+        mesh="stage=2,fsdp=2",
+        microbatches=4,
+        schedule="1f1b",
+        ends="embedding: fsdp, logits: tensor",
+        rows=16,
+    ),
+    Staged(
+        model=LLAMA3,
+        mesh="stage=4,fsdp=1",
+        microbatches=4,
+        schedule="zero-bubble",
+        ends="logits: tensor",
+        settings=DEEP,
+    ),
+    Staged(
+        model=LLAMA3,
+        mesh="stage=2,data=2,fsdp=1",
+        microbatches=4,
+        schedule="zbv",
+        stages="t|t|t|t",
+        inside="hsdp",
+        ends="embedding: tensor, logits: tensor",
+        settings=f"{DEEP},{TIED}",
+    ),
+    Staged(
+        model=LLAMA3,
+        mesh="stage=2,fsdp=1,tensor=2",
+        microbatches=2,
+        schedule="interleaved",
+        stages="t|t|t|t",
+        inside="tp",
+        ends="embedding: tensor, logits: fsdp",
+        settings=DEEP,
+        rows=16,
+    ),
+    Staged(
+        model=DEEPSEEK3,
+        mesh="stage=2,fsdp=1,expert=2",
+        microbatches=4,
+        schedule="1f1b",
+        inside="ep-as-cp",
+        ends="embedding: data, logits: tensor",
+        stages="tt|t",
+        rows=16,
+    ),
+)
+# Three and four stages beside fsdp, one and two of each rank; experts and tensor at once.
+EVERY_FAMILY = (
+    Staged(
+        model=LLAMA3,
+        mesh="stage=3,fsdp=2",
+        microbatches=6,
+        schedule="interleaved",
+        stages="E|tt|t|t|t|L",
+        settings="num_layers=5",
+        rows=12,
+    ),
+    Staged(
+        model=LLAMA3,
+        mesh="stage=4,fsdp=2",
+        microbatches=8,
+        schedule="dualpipev",
+        stages="E|(t|)*6L",
+        settings="num_layers=6",
+        rows=16,
+    ),
+    Staged(
+        model=MIXTRAL,
+        mesh="stage=3,fsdp=2",
+        microbatches=6,
+        schedule="1f1b",
+        stages="Ett|t|tL",
+        settings="num_layers=4",
+        rows=12,
+    ),
+    Staged(model=MIXTRAL, mesh="stage=2,fsdp=1,expert=2,tensor=2", microbatches=2, schedule="1f1b", inside="ep-tp"),
+    Staged(model=DEEPSEEK3, mesh="stage=4,fsdp=2", microbatches=4, schedule="gpipe", stages="Et|t|t|L"),
+)
+# Numbers of microbatches that nothing divides, and two stages a rank beside each kind of axis.
+MORE = (
+    Staged(model=LLAMA3, mesh="stage=2,fsdp=1", microbatches=5, schedule="1f1b", rows=5),
+    Staged(model=LLAMA3, mesh="stage=2,fsdp=1", microbatches=7, schedule="zbv", stages="E|t|t|L", rows=7),
+    Staged(
+        model=MIXTRAL, mesh="stage=2,fsdp=1,context=2", microbatches=8, schedule="zbv", stages="E|t|t|L", inside="cp"
+    ),
+    Staged(
+        model=DEEPSEEK3,
+        mesh="stage=2,data=2,fsdp=1",
+        microbatches=4,
+        schedule="looped-bfs",
+        stages="E|tt|t|L",
+        inside="hsdp",
+    ),
+    Staged(
+        model=DEEPSEEK3, mesh="stage=2,fsdp=1,tensor=2", microbatches=4, schedule="zbv", stages="E|t|t|tL", inside="tp"
+    ),
+)
+CASES += (*EVERY_FAMILY, *MORE, *SHARED_ENDS)
+COVERING = (0, 1, 2, 3, 4, 5, 6, len(CASES) - len(SHARED_ENDS))
 
 
 def in_stages(case: Staged, eight: Ranks, fault: str = "") -> RanksRun:
@@ -132,6 +235,17 @@ HALVES = Staged(
 TWO = Staged(model=LLAMA3, mesh="stage=2,fsdp=2", microbatches=4, schedule="1f1b", settings=SMALL)
 TIED_ENDS = replace(TWO, settings=f"{SMALL},{TIED}")
 
+IN_CHUNKS = [
+    replace(TIED_ENDS, schedule="zbv", stages="E|t|t|L", loss_chunks=8),
+    replace(TWO, schedule="gpipe", mesh="stage=2,fsdp=1,tensor=2", inside="tp", loss_chunks=4),
+]
+
+
+@pytest.mark.parametrize("case", some(IN_CHUNKS, {0}), ids=str)
+def test_the_loss_in_chunks_changes_nothing(case: Staged, eight: Ranks, run_alone: RunAlone) -> None:
+    assert_trained_alike(in_stages(case, eight), run_alone(case.alone), case.alone.tolerance)
+
+
 FAULTS = [
     (HALVES, faults.weights_freed_between_halves),
     (TWO, faults.loss_normalised_by_each_microbatch),
@@ -152,11 +266,20 @@ def test_a_silent_error_of_stages_is_detected(
         assert_trained_alike(ours, theirs, case.alone.tolerance)
 
 
-SAVED = Staged(model=LLAMA3, mesh="stage=2,fsdp=2", microbatches=4, schedule="zbv", stages="E|t|t|L", settings=SMALL)
+SAVED = Staged(
+    model=LLAMA3,
+    mesh="stage=2,fsdp=2",
+    microbatches=4,
+    schedule="zbv",
+    stages="E|t|t|L",
+    settings=SMALL,
+    recipe="fp8-delayed",
+)
 LOADED = (
-    Staged(model=LLAMA3, mesh="stage=4,fsdp=1", microbatches=4, schedule="1f1b", stages="E|t|t|L", settings=SMALL),
-    Staged(model=LLAMA3, mesh="stage=2,fsdp=1", microbatches=2, schedule="gpipe", stages="E|ttL", settings=SMALL),
-    Staged(model=LLAMA3, mesh="stage=2,data=2,fsdp=1", microbatches=4, schedule="1f1b", inside="zero1", settings=SMALL),
+    replace(SAVED, mesh="stage=4,fsdp=1", schedule="1f1b"),
+    replace(SAVED, mesh="stage=2,fsdp=1", microbatches=2, schedule="gpipe", stages="E|ttL"),
+    replace(SAVED, mesh="stage=2,data=2,fsdp=1", schedule="1f1b", stages=None, inside="zero1"),
+    replace(SAVED, schedule="1f1b", stages=None, ends="embedding: tensor, logits: tensor"),
 )
 
 
@@ -172,7 +295,7 @@ def test_a_checkpoint_of_stages_loads_with_others_and_without(eight: Ranks, tmp_
             write_part(begun, tensors_of(plan), owned, process=rank)
         folder = commit(begun, point(step=1), num_processes=len(after))
     saved = assembled(after)
-    for other in (*map(plan_in_stages, LOADED), plan, torch_plan(alone)):
+    for other in (*map(plan_in_stages, LOADED), plan, torch_plan(alone, precision=plan.request.precision)):
         found = assembled(eight.first(other.mesh.num_devices).run(loaded, other, folder))
         assert found.keys() == saved.keys()
         assert [name for name in saved if not np.array_equal(found[name], saved[name])] == []

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from shardwright.checkpoint import open_newest
 from shardwright.engine_torch import load, save
+from tests.engine_torch.own_dcp import error_of, load_state, save_state
 from tests.engine_torch.own_saved import cleared, message, run_of
 from tests.engine_torch.test_own_saved_state import small
 
@@ -45,6 +47,30 @@ def test_a_tied_weight_that_another_program_has_saved_under_both_names(tmp_path:
     save(tmp_path / "head", alone, step=1)
     load(tmp_path / "head", tied, only=["tokens.weight"])
     assert (tied.tokens.weight == 1).all()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_loads_a_tied_weight_by_any_of_its_names(tmp_path: Path) -> None:
+    """Of a module that ``save`` saved, and of state dicts with one of the names, or both."""
+    tied = small()
+    needed = tied.tokens.weight.detach().clone()
+    state = tied.state_dict()
+    save(tmp_path / "module", tied, step=1)
+    for name in ("tokens.weight", "head.weight"):
+        one = {key: value for key, value in state.items() if key == name or value.shape != needed.shape}
+        save_state(one, str(tmp_path / name))
+    save_state(state, str(tmp_path / "both"))
+    for folder in ("module", "tokens.weight", "head.weight", "both"):
+        loaded: Any = cleared(small())
+        load_state(loaded.state_dict(), str(tmp_path / folder))
+        assert torch.equal(loaded.head.weight, needed), folder
+    # Which of two values would be the module's?
+    save_state({**state, "head.weight": needed + 1}, str(tmp_path / "other"))
+    said, _ = error_of(load_state, small().state_dict(), str(tmp_path / "other"))
+    assert "have other values, and are one tensor of this module." in said
+    untied = {**small().state_dict(), "head.weight": torch.zeros_like(needed)}
+    said, _ = error_of(load_state, untied, str(tmp_path / "module"))
+    assert "'head.weight': missing" in said
 
 
 def test_elements_that_share_memory_are_saved_and_not_loaded_into(tmp_path: Path) -> None:

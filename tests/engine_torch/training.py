@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from shardwright.checkpoint import OwnedBox, open_checkpoint
+from shardwright.checkpoint import OwnedBox, RunPoint, open_checkpoint, open_newest
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.io.layer_io import Params
@@ -20,12 +20,15 @@ from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.lowering.gathering import Gathered
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.own_program.store import members_of
 from shardwright.engine_torch.training import step as engine_step
 from shardwright.engine_torch.training.feed import feed_of
-from shardwright.engine_torch.training.state import State, boxes_of, initial_state, load_state
+from shardwright.engine_torch.training.state import State, boxes_of, initial_state, load_state, tensors_of
 from shardwright.engine_torch.training.step import train_step
+from shardwright.runs.background import Saver
 from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.optimizer import FIRST, OptimizerOptions
+from shardwright.training.options import Silent
 
 CPU = torch.device("cpu")
 COMPARED_STEPS = 2
@@ -61,8 +64,23 @@ def train(plan: Plan, seed: int, options: OptimizerOptions, batches: Sequence[di
     with _recorded_gradients() as gradients:
         for batch in batches:
             own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
-            steps.append(step(state, own))
+            until_update = Unchanged(state)
+            steps.append(step(state, own, until_update))
+            assert until_update.seen
     return RankRun(initial=initial, gradients=tuple(gradients), steps=tuple(steps), digests=_digests(model))
+
+
+class Unchanged:
+    """Requires that the state has not changed, where a step says that it changes it next: until then a save may copy it."""
+
+    def __init__(self, state: State) -> None:
+        self.seen = False
+        self._before = [(one, _array(one).tobytes()) for one in boxes_of(state)]
+
+    def __call__(self) -> None:
+        self.seen = True
+        for one, elements in self._before:
+            assert _array(one).tobytes() == elements, f"'{one.name}' was changed before the update"
 
 
 def kept_after(
@@ -75,6 +93,42 @@ def kept_after(
     for batch in batches:
         step(state, feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()}))
     return before, _boxes(state)
+
+
+def gone_on(
+    plan: Plan,
+    seed: int,
+    options: OptimizerOptions,
+    batches: Sequence[dict[str, np.ndarray]],
+    before: Path | None,
+    after: Path | None,
+    weights_only: bool = False,
+) -> tuple[list[float], tuple[NamedBox, ...]]:
+    """Losses of a step on each of the batches, and the boxes of a rank's state at the end. ``before``: the folder of the checkpoint that it
+    begins with, or with whose weights, in place of the initial state; ``after``: of the one that it saves."""
+    model = model_of(plan)
+    state = initial_state(model, seed)
+    if before is not None:
+        state = load_state(model, open_newest(before), weights_only=weights_only)
+    feed, step = feed_of(plan, dist.get_rank(), CPU), train_step(plan, options)
+    losses = []
+    for batch in batches:
+        own = feed.on_device({name: array[list(feed.offsets)] for name, array in batch.items()})
+        losses.append(step(state, own).loss)
+    if after is not None:
+        request = plan.request
+        point = RunPoint(
+            step=state.step,
+            seed=seed,
+            data_position=0,
+            model=request.table.name,
+            layout_name=request.layout.name,
+            layout_text="",
+            mesh=dict(plan.mesh.shape),
+        )
+        with Saver(after, members_of(None), Silent(), keep=None, asynchronous=True) as saver:
+            saver.save(point, tensors_of(plan), boxes_of(state))
+    return losses, _boxes(state)
 
 
 def loaded(plan: Plan, folder: Path) -> tuple[NamedBox, ...]:

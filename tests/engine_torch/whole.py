@@ -1,8 +1,9 @@
 """Trains every case with both engines for all steps, and writes docs/sameness-torch.md; fails where a case is not the same.
 
-    python -m tests.engine_torch.whole [--only TEXT]
+    python -m tests.engine_torch.whole [--only TEXT | --new]
 
-With ``--only``, only cases with the text in their names are trained, and nothing is written.
+With ``--only``, only cases with the text in their names are trained, and nothing is written; with ``--new``, only those without a row on the
+page, which keeps the rows of the others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tests.engine_torch.meeting import in_group
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import in_words, trained
 from tests.engine_torch.test_against_jax import CASES
-from tests.sameness.page import section_of, with_section
+from tests.sameness.page import policy_words, section_of, with_section
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "sameness-torch.md"
 HEAD = f"""# How much the two engines differ
@@ -42,20 +43,22 @@ step. The states before the first step are bitwise equal.
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
+    parser.add_argument("--new", action="store_true")
     given = parser.parse_args()
-    start, found, failed = time.monotonic(), [], []
-    cases = [case for case in CASES if given.only in in_words(case)]
+    start, failed = time.monotonic(), []
+    found = rows_on(PAGE.read_text(encoding="utf-8")) if given.new else {}
+    cases = [case for case in CASES if given.only in in_words(case) and case not in found]
     ranks = Ranks(4, in_group)
     try:
         for number, case in enumerate(cases, 1):
             ours, theirs = trained(ranks, case, STEPS).run, run_of(case.alone, STEPS)
             apart = difference(ours, theirs)
-            found.append(line(case, apart))
+            found[case] = line(case, apart)
             try:
                 assert_same(ours, theirs, case.tolerance)
             except AssertionError as wrong:
                 failed.append(f"{in_words(case)}: {wrong}")
-            print(f"{time.monotonic() - start:6.0f} s {number:2d}/{len(cases)} {found[-1]}", flush=True)
+            print(f"{time.monotonic() - start:6.0f} s {number:2d}/{len(cases)} {found[case]}", flush=True)
     finally:
         ranks.end()
     for one in failed:
@@ -63,14 +66,26 @@ def main() -> int:
     if not given.only and not failed:
         # Another command writes the section of stages: it is kept.
         stages = section_of(PAGE.read_text(encoding="utf-8"), "Stages")
-        page = HEAD + "\n".join(found) + "\n"
+        page = HEAD + "\n".join(found[case] for case in CASES) + "\n"
         PAGE.write_text(with_section(page, "Stages", stages) if stages else page, encoding="utf-8")
     return 1 if failed else 0
 
 
 def line(case: Case, apart: Difference) -> str:
-    more = ", ".join(part for part in (case.move, case.settings, "head-tail" if case.balanced else "") if part)
-    return f"| {case.model} | {case.layout} | {case.mesh} | {more} | {apart.loss:.1e} | {apart.gradient:.1e} | {apart.weight} |"
+    return f"{cells(case)} {apart.loss:.1e} | {apart.gradient:.1e} | {apart.weight} |"
+
+
+def cells(case: Case) -> str:
+    """The first cells of a case's row."""
+    chunks = f"{case.loss_chunks} chunks of the loss" if case.loss_chunks > 1 else ""
+    words = case.move, case.settings, "head-tail" if case.balanced else "", chunks, policy_words(case)
+    return f"| {case.model} | {case.layout} | {case.mesh} | {', '.join(word for word in words if word)} |"
+
+
+def rows_on(page: str) -> dict[Case, str]:
+    """The rows of a page, of the cases that it has."""
+    lines = page.partition("\n## ")[0].splitlines()
+    return {case: line for case in CASES for line in lines if line.startswith(cells(case))}
 
 
 if __name__ == "__main__":

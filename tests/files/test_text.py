@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -52,7 +54,7 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(os, "open", refuse)
     assert message(tmp_path / "x.yaml") == f"{tmp_path}/x.yaml: no permission to read this file."
 
 
@@ -126,3 +128,36 @@ def test_caret_is_under_its_position_after_tabs_and_stops_at_the_end_of_the_line
 def test_a_position_after_the_last_line_has_no_caret() -> None:
     assert str(error_at("here.", "a: 1\n", Position(source="f", line=2, column=1))) == "f:2:1: here."
     assert str(error_at("here.", "a: 1", Position(source="f", line=9, column=1))) == "f:9:1: here."
+
+
+def test_a_pipe_that_no_program_writes_to_is_not_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    before = time.monotonic()
+    assert message(path) == f"{path}: a pipe that no program writes to. Write to it, or name a file."
+    assert time.monotonic() - before < 10
+
+
+def test_a_slow_writer_is_waited_for(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+
+    def write() -> None:
+        with path.open("w") as file:
+            for part in ("mesh:", " 1"):
+                time.sleep(0.3)
+                file.write(part)
+                file.flush()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    assert read_text(path) == "mesh: 1"
+    writer.join()
+
+
+def test_a_yaml_file_has_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(InputError, match="larger than 4,194,304 bytes"):
+        read_yaml(path)

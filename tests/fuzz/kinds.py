@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from shardwright.core.layout.roles import COMPONENTS, ROLES
+from shardwright.core.policies.policy import BASES
 from shardwright.interop.torchtitan.vocabulary import KNOWN, TRAINING
 from tests.checkpoint.states import save, small_state
 from tests.fuzz import seeds
@@ -34,6 +35,19 @@ def layout(draw: random.Random) -> Case:
     return argv
 
 
+ENTRY_OPTIONS = (
+    "optimizer: shard",
+    "gradients: shard",
+    "keep_gathered: true",
+    "keep_gathered: 1",
+    "virtual: 2",
+    "virtual: 0",
+    "schedule: zbv",
+    "sequence_parallel: true",
+    "weights: whole",
+)
+
+
 def invented_layout(draw: random.Random) -> str:
     """A layout by the grammar: axes, sizes, roles by component, moves and rules."""
     axes = draw.sample(("data", "fsdp", "tensor", "expert", "context", "a", "b"), draw.randrange(1, 5))
@@ -49,6 +63,7 @@ def invented_layout(draw: random.Random) -> str:
         else:
             parts = [f"elsewhere: {draw.choice(roles)}"] if draw.random() < 0.7 else []
             parts += [f"{each}: {draw.choice(roles)}" for each in draw.sample(list(COMPONENTS), draw.randrange(4))]
+            parts += draw.sample(ENTRY_OPTIONS, draw.choice((0, 0, 1, 2)))
             lines.append(f"  {axis}: {{{', '.join(parts)}}}")
     if draw.random() < 0.5:
         lines.append(
@@ -151,6 +166,76 @@ def hugging_face(draw: random.Random) -> Case:
     ]
 
 
+def policies(draw: random.Random) -> Case:
+    """Policies of recomputation: texts of the grammar, mixed and damaged, and files."""
+    model = draw.choice(list(seeds.MODELS))
+    text = "+".join(_part_of_policy(draw) for _ in range(draw.randrange(1, 4)))
+    kind = draw.random()
+    if draw.random() < 0.5:
+        # Most of these are policies of every model.
+        names = draw.sample(("attention.attended", "attention.queries", "attention.projected"), draw.randrange(1, 4))
+        how = [draw.choice(("keep", "host", "recompute")) for _ in names]
+        base, rest = draw.choice(BASES), draw.choice(("", "", "@:1+dots", "@::2+none", "@0+host=residual.stream"))
+        text = ",".join([base, *(f"{one}={name}" for one, name in zip(how, names, strict=True))]) + rest
+    elif kind < 0.4:
+        lines = ["policy:", *(line for _ in range(draw.randrange(1, 4)) for line in _part_of_file(draw))]
+        text = "./" + write(
+            "policy.yaml", damaged_text(draw, "\n".join(lines)) if draw.random() < 0.5 else "\n".join(lines)
+        )
+    elif kind < 0.7:
+        text = damaged_text(draw, text).replace("\0", "")
+    argv = ["plan", model, "--set", seeds.MODELS[model], "--layout", "fsdp", "--mesh", "fsdp=2", f"--remat={text}"]
+    return [
+        *argv,
+        *draw.choice(([], ["--json"], ["--engine", "torch"], ["--chips", "v5p:2x1x1"], ["--microbatches", "2"])),
+    ]
+
+
+NAMES = (
+    "attention.attended",
+    "mlp.gate",
+    "moe.gate",
+    "residual.stream",
+    "weights",
+    "router.scores",
+    "attention.latent",
+    "x",
+)
+LAYERS = (
+    "0",
+    ":1",
+    "1:",
+    "::2",
+    "layers",
+    "moe_layers",
+    "dense_layers",
+    "5:1",
+    "0:99",
+    "x-y",
+    "99999999999999999999",
+    "::0",
+)
+
+
+def _part_of_policy(draw: random.Random) -> str:
+    words = [draw.choice(("full", "dots", "none", "keep=mlp.up", ""))]
+    words += [
+        f"{draw.choice(('keep', 'host', 'recompute', 'kep'))}={','.join(draw.sample(NAMES, draw.randrange(3)))}"
+        for _ in range(draw.randrange(3))
+    ]
+    return ",".join(words) + (f"@{draw.choice(LAYERS)}" if draw.random() < 0.5 else "")
+
+
+def _part_of_file(draw: random.Random) -> Sequence[str]:
+    keys = {
+        "base": draw.choice(("full", "dots", "none", "ful", "[]", "3")),
+        "layers": draw.choice(LAYERS),
+        **{how: draw.choice(("[]", "mlp.gate", "[mlp.gate, x]", "{a: 1}", "[[]]")) for how in ("keep", "host", "kep")},
+    }
+    chosen = draw.sample(list(keys), draw.randrange(1, 4))
+    return [f"{'  - ' if number == 0 else '    '}{key}: {keys[key]}" for number, key in enumerate(chosen)]
+
+
 def arguments(draw: random.Random) -> Case:
     """Command lines of every verb, valid and damaged. Sizes are small, and no engine is started."""
     write("mine.yaml", seeds.RULES)
@@ -185,13 +270,43 @@ def _options(draw: random.Random) -> list[str]:
         ],
         ["--dtype", draw.choice(("float32", "bfloat16", "float16", "int8"))],
         ["--weights-dtype", draw.choice(("float32", "bfloat16", "x"))],
-        ["--remat", draw.choice(("full", "dots", "none", "x"))],
+        ["--master-dtype", draw.choice(("float32", "bfloat16", "x"))],
+        ["--gradients-dtype", draw.choice(("float32", "bfloat16", "float16"))],
+        ["--moments-dtype", draw.choice(("bfloat16", "float32", "bfloat16,float32", "bfloat16,"))],
+        ["--remat", draw.choice((*POLICIES, _mixed(draw, POLICIES)))],
         ["--microbatches", str(draw.choice(number))],
+        ["--loss-chunks", str(draw.choice(number))],
+        ["--hops", draw.choice(("one", "two", "chunks", "auto", "x"))],
+        ["--precision", draw.choice(("mxfp8", "fp8-delayed", "fp8-block", "nvfp4", "x"))],
+        ["--optimizer", draw.choice(("lion", "sgd", "adamw", "x", "x:y"))],
+        ["--average", str(draw.choice((0.9, 0, 1, "nan", "x")))],
+        ["--schedule", draw.choice(("1f1b", "zbv", "circular", "x"))],
+        ["--stages", draw.choice(("Et|tL", "E(t)*2|L", "t", "(", "Et*99999999999|L", "|"))],
         ["--expert-buffer", str(draw.choice((1.25, 0, -1, "nan", "inf", "x")))],
         ["--load-balance"],
         ["--json"],
     ]
     return [word for pair in draw.sample(pairs, draw.randrange(5)) for word in pair]
+
+
+POLICIES = (
+    "full",
+    "dots",
+    "none",
+    "x",
+    "keep=attention.attended",
+    "dots,host=residual.stream,recompute=mlp.gate",
+    "full@0:2+none",
+    "keep=mlp.hidden@::2+full",
+    "none@moe_layers+dots",
+    "full@5:1",
+)
+
+
+def _mixed(draw: random.Random, texts: Sequence[str]) -> str:
+    """The beginning of a text and the end of another one."""
+    first, second = draw.choice(texts), draw.choice(texts)
+    return first[: draw.randrange(len(first) + 1)] + second[draw.randrange(len(second)) :]
 
 
 def _train(draw: random.Random) -> list[str]:
@@ -273,5 +388,6 @@ KINDS: Mapping[str, tuple[Callable[[random.Random], Case], int]] = {
     "MaxText": (maxtext, 9),
     "TorchTitan": (torchtitan, 10),
     "Hugging Face": (hugging_face, 9),
+    "policies": (policies, 8),
 }
 """Each kind with its share of the cases: of 7,000, 2,000 are forged checkpoints."""

@@ -43,6 +43,18 @@ ON_COSTS: tuple[Case, ...] = (
         neighbour={"layout": mine("context: context", "{context: auto}", "move: {attention: ring}\n")},
     ),
     Case(
+        name="SW122-kept-for-nothing",
+        layout=mine("fsdp: {elsewhere: idle, embedding: fsdp, keep_gathered: true}", "{fsdp: auto}"),
+        options={"devices": 8},
+        neighbour={"layout": mine("fsdp: {elsewhere: fsdp, keep_gathered: true}", "{fsdp: auto}")},
+    ),
+    Case(
+        name="SW122-nothing-recomputed",
+        layout=mine("fsdp: {elsewhere: fsdp, keep_gathered: true}", "{fsdp: auto}"),
+        options={"devices": 8, "remat": "none"},
+        neighbour={"options": {"devices": 8}},
+    ),
+    Case(
         name="SW312-too-much",
         model="llama3-8b",
         layout="ddp",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shardwright.core.model.optimizer import Optimizer
 from shardwright.core.recipes.presets import preset
 from shardwright.cost import read_machine
@@ -10,10 +12,20 @@ from tests.golden.findings_case import Case, mine
 TORCH, JAX = {"engine": "torch", "devices": 8}, {"engine": "jax", "devices": 8}
 ON_TORCH = {"mesh_sizes": {"stage": 2}, "engine": "torch"}
 STAGED = {"devices": 8, "microbatches": 2, "batch": 16}
+CODES = replace(preset("fp8-row"), gather_quantized=True)
 TWO_TENSOR = "a: tensor\nb: tensor"
 ENDS_OF_ITS_OWN = mine("fsdp: fsdp\ntensor: {elsewhere: tensor, logits: idle}", "{fsdp: auto, tensor: 2}")
+ZERO2_IN_STAGES = mine(
+    "data: {elsewhere: data, optimizer: shard, gradients: shard}\nstage: stage", "{data: auto, stage: 2}"
+)
 
 ON_ENGINES: tuple[Case, ...] = (
+    Case(
+        name="SW415-quantized-logits-in-chunks",
+        layout=mine("fsdp: fsdp", "{fsdp: auto}"),
+        options={**JAX, "loss_chunks": 4, "precision": replace(preset("fp8-row"), quantized=("logits.kernel",))},
+        neighbour={"options": {**JAX, "loss_chunks": 4, "precision": preset("fp8-row")}},
+    ),
     Case(
         name="SW415-circular",
         layout="pp",
@@ -27,10 +39,22 @@ ON_ENGINES: tuple[Case, ...] = (
         neighbour={"options": {**STAGED, **ON_TORCH, "schedule": "zero-bubble", "remat": "none"}},
     ),
     Case(
-        name="SW415-recipe-in-stages",
+        name="SW415-policy",
         layout="pp",
-        options={**STAGED, **ON_TORCH, "precision": preset("fp8-row")},
-        neighbour={"options": {**STAGED, **ON_TORCH}},
+        options={**STAGED, **ON_TORCH, "schedule": "1f1b", "remat": "keep=attention.attended,mlp.gate@0:1+dots"},
+        neighbour={"options": {**STAGED, **ON_TORCH, "schedule": "1f1b", "remat": "dots"}},
+    ),
+    Case(
+        name="SW415-codes-in-stages",
+        layout="pp",
+        options={**STAGED, **ON_TORCH, "schedule": "zero-bubble", "precision": CODES},
+        neighbour={"options": {**STAGED, **ON_TORCH, "schedule": "1f1b", "precision": CODES}},
+    ),
+    Case(
+        name="SW415-scattered-in-stages",
+        layout=ZERO2_IN_STAGES,
+        options={**STAGED, **ON_TORCH, "schedule": "zero-bubble"},
+        neighbour={"options": {**STAGED, **ON_TORCH, "schedule": "1f1b"}},
     ),
     Case(
         name="SW415-tied-in-stages",
@@ -52,16 +76,28 @@ ON_ENGINES: tuple[Case, ...] = (
         neighbour={"layout": mine("x: {elsewhere: stage, schedule: circular}\nfsdp: fsdp", "{x: 2, fsdp: auto}")},
     ),
     Case(
-        name="SW415-saved-in-stages",
+        name="SW415-hosted-in-stages",
         layout="pp",
-        options={**STAGED, "mesh_sizes": {"stage": 2}, "remat": "dots"},
-        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "remat": "full"}},
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "remat": "dots,host=mlp.gate"},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "remat": "dots"}},
     ),
     Case(
-        name="SW415-precision-in-stages",
+        name="SW415-weights-of-microbatches",
         layout="pp",
-        options={**STAGED, "mesh_sizes": {"stage": 2}, "precision": preset("fp8-row")},
-        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}}},
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "remat": "keep=weights"},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "remat": "none"}},
+    ),
+    Case(
+        name="SW415-some-layers-in-stages",
+        layout="pp",
+        options={**STAGED, "mesh_sizes": {"stage": 2}, "remat": "dots@0:4+full"},
+        neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "remat": "dots@layers+full"}},
+    ),
+    Case(
+        name="SW415-ring-in-stages",
+        layout=mine("x: stage\ncp: context\nfsdp: fsdp", "{x: 2, cp: 2, fsdp: auto}", "move: {attention: ring}\n"),
+        options={**STAGED, "remat": "dots"},
+        neighbour={"options": {**STAGED, "remat": "full"}},
     ),
     Case(
         name="SW415-padding-and-optimizers",
@@ -71,34 +107,8 @@ ON_ENGINES: tuple[Case, ...] = (
         neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 2}, "optimizer": Optimizer(name="optax:adafactor")}},
     ),
     Case(
-        name="SW415-ring-in-stages",
-        layout=mine("x: stage\nfsdp: fsdp\ncp: context", "{x: 2, fsdp: auto, cp: 2}", "move: {attention: ring}\n"),
-        options=STAGED,
-        neighbour={
-            "layout": mine(
-                "x: stage\nfsdp: fsdp\ncp: context", "{x: 2, fsdp: auto, cp: 2}", "move: {attention: gather}\n"
-            )
-        },
-    ),
-    Case(
-        name="SW415-ends-of-all-stages",
-        layout=mine("fsdp: fsdp\nx: {elsewhere: stage, embedding: fsdp, logits: tensor}", "{fsdp: auto, x: 2}"),
-        options=STAGED,
-        neighbour={"layout": mine("fsdp: fsdp\nx: stage", "{fsdp: auto, x: 2}")},
-    ),
-    Case(
-        name="SW415-stages-of-the-layers-alone",
-        layout=mine("fsdp: fsdp\nx: {elsewhere: stage, embedding: fsdp, logits: tensor}", "{fsdp: auto, x: 2}"),
-        options={**STAGED, "engine": "torch"},
-        neighbour={
-            "layout": mine("fsdp: fsdp\nx: {elsewhere: fsdp, embedding: fsdp, logits: tensor}", "{fsdp: auto, x: 2}")
-        },
-    ),
-    Case(
         name="SW415-updates-beside-stages",
-        layout=mine(
-            "data: {elsewhere: data, optimizer: shard, gradients: shard}\nstage: stage", "{data: auto, stage: 2}"
-        ),
+        layout=ZERO2_IN_STAGES,
         options={**STAGED, "mesh_sizes": {"stage": 2}},
         neighbour={"options": {**STAGED, "mesh_sizes": {"stage": 1}}},
     ),

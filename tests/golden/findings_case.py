@@ -121,7 +121,8 @@ def request(case: Case) -> Request:
         **optimizer,
     }
     if case.chips:
-        options["devices"] = read_machine(case.chips).num_devices
+        machine = read_machine(case.chips)
+        options |= {"devices": machine.num_devices, "chip": machine.chip}
     return Request(layout=layout_of(case.layout), table=table, **options)
 
 

@@ -269,6 +269,18 @@ CASES: tuple[Case, ...] = (
         neighbour={"options": {"devices": 8, "length": 132, "load_balanced": True}},
     ),
     Case(
+        name="SW125-too-many",
+        layout=FSDP,
+        options={**EIGHT, "microbatches": 2, "batch": 16, "length": 48, "loss_chunks": 32},
+        neighbour={"options": {**EIGHT, "microbatches": 2, "batch": 16, "length": 48, "loss_chunks": 24}},
+    ),
+    Case(
+        name="SW125-more-than-tokens",
+        layout=FSDP,
+        options={**EIGHT, "batch": 8, "length": 64, "loss_chunks": 128},
+        neighbour={"options": {**EIGHT, "batch": 8, "length": 64, "loss_chunks": 64}},
+    ),
+    Case(
         name="SW111-axis",
         layout="fsdp-tp",
         options={"devices": 8, "mesh_sizes": {"tensorr": 4}},
@@ -289,11 +301,6 @@ CASES: tuple[Case, ...] = (
         name="SW111-logical-axis",
         layout=mine("fsdp: {elsewhere: fsdp, weights: [mpl]}", "{fsdp: auto}"),
         neighbour={"layout": mine("fsdp: {elsewhere: fsdp, weights: [mlp]}", "{fsdp: auto}")},
-    ),
-    Case(
-        name="SW111-kept-for-later",
-        layout=mine("fsdp: {elsewhere: fsdp, keep_gathered: true}", "{fsdp: auto}"),
-        neighbour={"layout": FSDP},
     ),
     Case(
         name="SW111-unused-rule",

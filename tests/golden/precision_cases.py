@@ -12,6 +12,7 @@ FSDP = mine("fsdp: fsdp", "{fsdp: auto}")
 TENSOR = mine("tensor: tensor", "{tensor: auto}")
 A100, H100, B200 = (chip_of(kind).chip for kind in ("a100", "h100", "b200"))
 ROW, CURRENT = preset("fp8-row"), preset("fp8-current")
+RESTING = replace(CURRENT, rest_quantized=True)
 
 ON_PRECISION: tuple[Case, ...] = (
     Case(
@@ -88,5 +89,20 @@ ON_PRECISION: tuple[Case, ...] = (
         layout=FSDP,
         options={"devices": 4, "precision": replace(preset("fp8-delayed"), reduce_amax=False)},
         neighbour={"options": {"devices": 4, "precision": "fp8-delayed"}},
+    ),
+    Case(
+        name="SW415-dispatch",
+        model="mixtral-test",
+        layout="ep",
+        options={"devices": 4, "precision": replace(CURRENT, dispatch_quantized=True)},
+        neighbour={"options": {"devices": 4, "precision": replace(ROW, dispatch_quantized=True)}},
+    ),
+    Case(
+        name="SW415-resting",
+        layout=FSDP,
+        options={"devices": 4, "precision": RESTING},
+        neighbour={
+            "options": {"devices": 4, "precision": RESTING, "weights_dtype": "bfloat16", "master_dtype": "float32"}
+        },
     ),
 )

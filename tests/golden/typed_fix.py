@@ -15,7 +15,7 @@ from tests.golden.findings_case import Case
 FLAGS = re.compile(r"--([a-z-]+) (\S+)")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
 IN_RECIPE = " in the recipe's file"
-LEFT_OUT = re.compile(r"leave --(?P<option>[a-z]+) out")
+LEFT_OUT = re.compile(r"leave --(?P<option>[a-z-]+) out")
 RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<component>\w+)'")
 
 
@@ -30,7 +30,7 @@ def typed(case: Case, fix: str) -> Case:
         changes = {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
         return replace(case, options={**case.options, "precision": replace(made, **changes)})
     if match := LEFT_OUT.fullmatch(fix):
-        return replace(case, options={**case.options, match["option"]: None})
+        return replace(case, options={**case.options, match["option"].replace("-", "_"): None})
     values = yaml.safe_load(layout_text(case))
     if match := ENTRY.fullmatch(fix):
         values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))
@@ -49,15 +49,12 @@ def typed(case: Case, fix: str) -> Case:
 
 
 def with_flags(options: dict[str, Any], text: str) -> dict[str, Any]:
-    """The options, replaced by those of a command line; ``--mesh`` adds to the sizes given before."""
+    """The options, replaced by those of a command line."""
     assert FLAGS.sub("", text).strip() == "", text
     changed = dict(options)
     for flag, value in FLAGS.findall(text):
         if flag == "mesh":
-            sizes = {axis: int(size) for axis, size in (pair.split("=") for pair in value.split(","))}
-            # A name that no layout has is replaced: it was a misspelling of the name typed now.
-            old = {a: s for a, s in changed.get("mesh_sizes", {}).items() if a != "tensorr"}
-            changed["mesh_sizes"] = {**old, **sizes}
+            changed["mesh_sizes"] = {axis: int(size) for axis, size in (pair.split("=") for pair in value.split(","))}
         else:
             changed[flag.replace("-", "_")] = int(value) if value.isdigit() else value
     return changed

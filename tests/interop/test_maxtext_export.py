@@ -60,7 +60,7 @@ def test_each_weight_is_stored_as_in_the_plan(layout, model):
     except FindingsError:
         pytest.fail(f"{layout} has no plan for {model} on 8 devices")
     export = export_maxtext(plan)
-    conflicts = [finding for finding in export.findings if finding.severity == "error"]
+    conflicts = [one for one in export.findings if one.severity == "error" and "two different shardings" in one.found]
     assert bool(conflicts) == ((layout, model) in CONFLICTING)
     if conflicts:
         assert conflicts[0].code == "SW123"
@@ -160,6 +160,23 @@ def test_stages_are_written_as_settings_and_read_back(tmp_path):
         assert np.array_equal(np.array(own).reshape(3, -1), layers.transpose(1, 0, 2).reshape(3, -1))
 
 
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"stages": "Et|tt|tttL"}, ["Et|tt|t*3L: MaxText's stages have 2 layers each"]),
+        (
+            {"microbatches": 4, "batch": 8},
+            ["4 microbatches: MaxText's are a multiple of its 3 stages, and 3 by default"],
+        ),
+        ({}, []),
+    ],
+)
+def test_what_maxtext_has_otherwise_is_said(changes: dict[str, object], found: list[str]):
+    plan = make_plan(replace(staged().request, **changes))
+    assert not plan.errors
+    assert [one.found for one in export_maxtext(plan).findings if one.where == "stages of layout 'pp'"] == found
+
+
 def test_what_maxtext_has_no_stages_for_is_refused():
     with pytest.raises(InputError) as refused:
         export_maxtext(with_entry(staged(), schedule="gpipe"))
@@ -173,7 +190,7 @@ def test_what_maxtext_has_no_stages_for_is_refused():
     )
     uneven = export_maxtext(staged(stages=4))
     assert "pipeline_parallel_layers: 4\nnum_layers_per_pipeline_stage: 1\n" in uneven.text
-    [rest] = [one for one in uneven.findings if one.where == "stages of layout 'pp'"]
+    [rest, _] = [one for one in uneven.findings if one.where == "stages of layout 'pp'"]
     assert rest.found == "2 layers outside of MaxText's pipeline, whose stages have equally many: every stage has them"
 
 
@@ -201,3 +218,19 @@ def test_settings_that_maxtext_ends_with_an_error_for(tmp_path, lines: str, foun
     wrong = [one for one in result.findings if one.code == "SW110"]
     assert [(one.severity, one.found, one.fix) for one in wrong] == [("error", found, fix)]
     assert result.pipeline is None
+
+
+def test_a_vocabulary_that_the_plan_pads_is_no_rule():
+    """The import of the rules has an error for them: MaxText does not pad."""
+    table = build("llama3-test", {"vocab": "2047"})
+    plan = make_plan(
+        Request(
+            layout=load_layout("tp"), table=table, mesh_sizes={"data": 2, "tensor": 4}, devices=8, batch=8, length=64
+        )
+    )
+    assert not plan.errors
+    found = [one for one in export_maxtext(plan).findings if one.severity == "error"]
+    assert [one.found for one in found] == [
+        "2047 vocabulary entries over tensor 4, which the plan pads or shards unevenly: MaxText ends with an error, or shards them "
+        "over fewer axes (embedding.tokens and 1 more weight)"
+    ]

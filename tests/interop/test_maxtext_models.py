@@ -199,6 +199,17 @@ def test_refusals(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert str(refused.value).splitlines()[0] == message
 
 
+def test_sizes_on_the_command_line_beside_a_model_of_ours_are_refused(tmp_path: Path) -> None:
+    """Only those of the files are replaced by ``--model``: a size that somebody types is meant."""
+    (tmp_path / "mine.yml").write_text(f"{CLEAN}model_name: my-own\n{DENSE}")
+    file = str(tmp_path / "mine.yml")
+    assert placed_for(MaxTextRequest(file=file, model="llama3-test"))[0].table.name == "llama3-test"
+    with pytest.raises(
+        InputError, match="--given base_emb_dim: it sizes the model of the files, and --model llama3-test"
+    ):
+        placed_for(MaxTextRequest(file=file, model="llama3-test", given=("base_emb_dim=96",)))
+
+
 def test_maxtexts_command_line_and_the_models_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The model's own file is merged after the configuration; a command line may not set its keys to other values."""
     monkeypatch.chdir(tmp_path)

@@ -237,6 +237,13 @@ def found_in(tmp_path, text: str, **options):
             "TorchTitan has no option 'tensor_paralel_degree'",
             "Write 'tensor_parallel_degree'.",
         ),
+        (
+            "data_parallel_shard_degree = 8\nfsdp_reshard_after_forward = 'nver'\n",
+            {},
+            "SW111",
+            "'nver'",
+            "Write 'never'.",
+        ),
         # The suggestion is of the same kind: no degree for an option, and no option with the opposite meaning.
         (
             "data_parallel_shard_degree = 8\nenable_loss_parallel = true\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardwright import InputError
+from shardwright.interop.torchtitan.importing import TorchTitanRequest, import_torchtitan
 from shardwright.interop.torchtitan.reading import parse_section
 
 TOML = "[parallelism]\ndata_parallel_shard_degree = 2\ntensor_parallel_degree = 4\nexpert_parallel_degree = 2\n"
@@ -128,3 +129,14 @@ def test_what_cannot_be_read(text, source, message):
     with pytest.raises(InputError) as refused:
         parse_section(text, source)
     assert str(refused.value).split("\n")[0] == message
+
+
+@pytest.mark.parametrize(
+    ("option", "more", "kept"),
+    [("never", "", True), ("always", "", False), ("never", "pipeline_parallel_degree = 2", False)],
+)
+def test_weights_stay_gathered_where_they_are_never_resharded(tmp_path, option, more, kept):
+    degrees = f"data_parallel_shard_degree = 4\ncontext_parallel_degree = 2\n{more}\n"
+    (tmp_path / "a.toml").write_text(f"[parallelism]\n{degrees}fsdp_reshard_after_forward = '{option}'\n")
+    layout = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"))).layout
+    assert [axis for axis, entry in layout.entries.items() if entry.keep_gathered] == ["dp_shard", "cp"] * kept

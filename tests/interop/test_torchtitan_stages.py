@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -137,6 +138,23 @@ def test_what_is_no_pipeline_is_one_finding(tmp_path, lines: str, found: str, fi
     assert wrong[0].position.line == 3
 
 
+def test_passes_that_accumulate_become_one_timetable(tmp_path):
+    training = "[training]\nlocal_batch_size = 8\nseq_len = 128\nglobal_batch_size = {}"
+    several, one = (
+        imported(tmp_path, f"pipeline_parallel_microbatch_size = 2\n{training.format(rows)}") for rows in (96, 32)
+    )
+    [found] = [one for one in several.findings if one.code == "SW123" and "passes" in one.found]
+    assert several.rows is not None
+    assert (several.rows.passes, several.rows.microbatches) == (3, 12)
+    assert found.severity == "info"
+    assert found.found.startswith("3 passes in a step: TorchTitan runs the schedule for 4 microbatches in each")
+    assert found.position is not None
+    assert found.position.line == 7
+    assert several.plan is not None
+    assert several.plan.request.microbatches == 12
+    assert not [each for each in one.findings if "passes" in each.found]
+
+
 def test_without_a_model_the_schedule_is_known(tmp_path, capsys):
     found = imported(tmp_path, "pipeline_parallel_schedule = 'ZBVZeroBubble'", model=None)
     assert found.stages is not None
@@ -147,3 +165,27 @@ def test_without_a_model_the_schedule_is_known(tmp_path, capsys):
     assert "stages  zbv, 2 a rank: --stages 'Et*4|t*5|(t*4|)*5t*3L'" in " ".join(
         capsys.readouterr().out.split()
     ).replace("stages zbv", "stages  zbv")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_tokens_per_microbatch_per_dp_rank": 8192, "max_context_length": 2048, "num_pp_microbatches": 2},
+        {"local_batch_size": 2, "pipeline_parallel_microbatch_size": 1},
+        {"local_batch_size": 8, "pipeline_parallel_microbatch_size": 4},
+    ],
+)
+def test_a_fix_for_microbatches_is_in_torchtitans_options_and_works(tmp_path, options: dict[str, int]):
+    """A file is imported without our options for rows, so a fix with them could not be typed."""
+
+    def errors(options: dict[str, int]) -> list[str]:
+        training = {name: size for name, size in options.items() if not name.startswith(("num_pp", "pipeline"))}
+        lines = [f"{name} = {size}" for name, size in options.items() if name not in training]
+        lines += ["[training]", *(f"{name} = {size}" for name, size in training.items())]
+        found = imported(tmp_path, "\n".join(lines)).findings
+        return [one.fix or "" for one in found if one.severity == "error"]
+
+    (fix,) = errors(options)
+    changed = {name: int(size) for name, size in re.findall(r"(\w+) = (\d+)", fix)}
+    assert changed.keys() <= options.keys()
+    assert errors({**options, **changed}) == []

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from shardwright.checkpoint import Checkpoint, latest, verify
 from shardwright.checkpoint.reading import streams
+from shardwright.core.findings.errors import InputError
 from shardwright.interop.hugging_face.weights.exporting import WeightsExport, export_weights
 from shardwright.interop.hugging_face.weights.importing import WeightsImport, import_weights
 from shardwright.models import build
@@ -115,3 +118,22 @@ def test_the_index_names_every_tensor_once(tmp_path: Path) -> None:
     assert ours["weight_map"].keys() == theirs["weight_map"].keys()
     assert ours["metadata"]["total_size"] == theirs["metadata"]["total_size"]
     assert {(tmp_path / "back" / file).exists() for file in ours["weight_map"].values()} == {True}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_frequencies_that_older_releases_saved_are_left_out_if_they_are_the_models(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """As in the published folder of Llama 2. transformers has not read them for years."""
+    made = made_folder(tmp_path / "folder", "llama3-test")
+    rotary: Any = made.model.model.rotary_emb
+    names = [f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(3)]
+    path = made.path / "model.safetensors"
+    tensors = load_file(path) | {name: rotary.inv_freq.to(dtype, copy=True) for name in names}
+    save_file(tensors, path, metadata={"format": "pt"})
+    found = import_weights(WeightsImport(folder=made.path, out=tmp_path / "out"))
+    assert [one.names for one in found.left_out] == [tuple(names)]
+    tensors[names[1]] = tensors[names[1]] * 0.9
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(InputError, match=f"'{names[1]}' has other inverse frequencies than rope_theta 500,000"):
+        import_weights(WeightsImport(folder=made.path, out=tmp_path / "other"))

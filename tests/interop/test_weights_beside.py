@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from shardwright.checkpoint import latest
+from shardwright.checkpoint import latest, saving
 from shardwright.cli.main import main
 from shardwright.core.findings.errors import InputError
 from shardwright.interop.hugging_face.weights import importing
@@ -190,10 +190,31 @@ def test_an_import_that_fails_leaves_no_files(folder: Path, monkeypatch: pytest.
         assert (out / "published" / "tokenizer.json").exists()
         raise InputError("no space")
 
-    monkeypatch.setattr(importing, "save_checkpoint", full)
+    monkeypatch.setattr(importing, "commit", full)
     with pytest.raises(InputError, match="no space"):
         imported(folder)
-    assert not (out / "published").exists()
+    assert not out.exists()
+
+
+def test_files_of_other_weights_are_replaced_once_the_weights_are(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of an import that was killed, or one that another user has under way."""
+    published = folder.parent / "out" / "published"
+    published.mkdir(parents=True)
+    theirs = {"tokenizer.json": "theirs", "vocab.json": "theirs", "notes.txt": "mine"}
+    for name, text in theirs.items():
+        (published / name).write_text(text)
+    with saving(folder.parent / "out", 0), pytest.raises(InputError, match="is saving a checkpoint here"):
+        imported(folder)
+    with monkeypatch.context() as failing:
+        failing.setattr(importing, "commit", lambda *_: (_ for _ in ()).throw(InputError("no space")))
+        with pytest.raises(InputError, match="no space"):
+            imported(folder)
+    assert {path.name: path.read_text() for path in published.iterdir()} == theirs
+    imported(folder)
+    assert {path.name for path in published.iterdir()} == {*FILES, "notes.txt"}
+    assert (published / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
 
 
 def test_what_is_beside_is_printed(

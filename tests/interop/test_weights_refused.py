@@ -10,7 +10,6 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
 from safetensors import safe_open
@@ -18,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 
 from shardwright.checkpoint import DamagedError, OwnedBox, RunPoint, TensorInfo, latest, save_checkpoint
 from shardwright.checkpoint.reading import small
-from shardwright.checkpoint.reading.casting import cast
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.interop.hugging_face.weights.exporting import WeightsExport, export_weights
@@ -202,6 +200,30 @@ def with_index(folder: Path) -> dict[str, str]:
     return files
 
 
+def test_a_clone_without_its_large_files(folder: Path) -> None:
+    (folder / MODEL).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:5f0c\nsize 4976698672\n")
+    assert refused(folder) == (
+        f"FOLDER/{MODEL}: it is a pointer of Git LFS, and not the file itself. `git lfs pull` in its folder fetches the files."
+    )
+
+
+def test_files_without_their_index(folder: Path) -> None:
+    with_index(folder)
+    (folder / INDEX).unlink()
+    none = f"FOLDER: there is no {MODEL} and no {INDEX}."
+    assert refused(folder) == (
+        f"{none} Of 2 files, as model-00001-of-00002.safetensors, the index says what each has: fetch it too."
+    )
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    assert refused(folder) == f"{none} Rename model-00001-of-00002.safetensors, if it has all weights."
+
+
+def test_a_file_in_place_of_its_folder(folder: Path) -> None:
+    assert refused(folder / MODEL).endswith(
+        f": it is a file. Give its folder, with config.json and {MODEL} or {INDEX}."
+    )
+
+
 def test_an_index_that_is_wrong(folder: Path) -> None:
     files = with_index(folder)
     second = "model-00002-of-00002.safetensors"
@@ -358,23 +380,3 @@ def test_a_run_s_checkpoint_without_its_moments(folder: Path) -> None:
     assert all(np.array_equal(needed[name], found[name]) for name in needed)
     with safe_open(to / MODEL, "np") as file:
         assert file.metadata() == {"format": "pt"}
-
-
-@pytest.mark.parametrize("target", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("source", ["float32", "bfloat16", "float16"])
-def test_casts_are_those_of_ml_dtypes(source: str, target: str) -> None:
-    def dtype(name: str) -> np.dtype:
-        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-    if source == "float32":
-        rng = np.random.default_rng(0)
-        near = (rng.integers(0, 2**16, 2**18, np.uint32) << 16) + rng.integers(0x7FF8, 0x8008, 2**18, np.uint32)
-        bits = np.concatenate([rng.integers(0, 2**32, 2**20, np.uint32), near])
-    else:
-        bits = np.arange(2**16, dtype=np.uint16)
-    with np.errstate(all="ignore"):
-        needed = bits.view(dtype(source)).astype(np.float32).astype(dtype(target))
-    found = cast(bits, source, target).view(dtype(target))
-    numbers = ~np.isnan(needed.astype(np.float32))
-    assert np.array_equal(np.isnan(found.astype(np.float32)), ~numbers)
-    assert found[numbers].tobytes() == needed[numbers].tobytes()

@@ -143,8 +143,15 @@ def test_what_cannot_be_kept_or_written_is_refused(tmp_path: Path) -> None:
     (plain / "config.json").unlink()
     named = {"model": "llama3-test", "settings": {"num_layers": "1", "vocab": "256"}}
     import_weights(WeightsImport(folder=plain, out=tmp_path / "out", **named))  # pyright: ignore
+    # The architecture has a class of transformers: its configuration is written, with blocks of 128 x 128.
+    export_weights(WeightsExport(directory=tmp_path / "out", to=tmp_path / "back", fp8=True))
+    config = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert config["quantization_config"]["weight_block_size"] == [128, 128]
+    # No class rotates Llama's neighbours.
+    named["settings"] = {**named["settings"], "rope.interleaved": "true"}
+    import_weights(WeightsImport(folder=plain, out=tmp_path / "other", **named))  # pyright: ignore
     with pytest.raises(InputError) as caught:
-        export_weights(WeightsExport(directory=tmp_path / "out", to=tmp_path / "back", fp8=True, **named))  # pyright: ignore
+        export_weights(WeightsExport(directory=tmp_path / "other", to=tmp_path / "none", fp8=True, **named))  # pyright: ignore
     assert str(caught.value) == (
         "--fp8 needs a configuration, which says what has one scale, and the checkpoint has none. Give it with --config."
     )

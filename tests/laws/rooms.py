@@ -23,6 +23,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "mesh",
         "recipes",
         "model",
+        "policies",
         "boxes",
         "layout",
         "schedules",

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from shardwright.checkpoint import RunPoint, open_newest
+from shardwright.checkpoint import Checkpoint, RunPoint, open_newest, save_checkpoint
 from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.io.mesh import device_mesh
@@ -27,6 +27,13 @@ def save(plan: Plan, point: RunPoint, out: Path, *, asynchronous: bool) -> None:
     assert not differing(state, plan, mesh, point.step)
     with Saver(out, Alone(), Silent(), keep=None, asynchronous=asynchronous) as saver:
         saver.save(point, infos_of(plan, mesh), own_boxes(state, plan, mesh))
+
+
+def saved_again(plan: Plan, checkpoint: Checkpoint, out: Path) -> None:
+    """Load a checkpoint, and save what was loaded."""
+    mesh = device_mesh(plan.mesh)
+    state = load_state(checkpoint, plan, mesh)
+    save_checkpoint(out, checkpoint.point, infos_of(plan, mesh), own_boxes(state, plan, mesh))
 
 
 def loaded(plan: Plan, folders: list[Path], step: int) -> list[list[str]]:

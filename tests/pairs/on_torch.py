@@ -48,6 +48,14 @@ def save(plan: Plan, point: RunPoint, out: Path, asynchronous: bool) -> None:
         saver.save(point, list(infos.values()), boxes_of(state))
 
 
+def saved_again(plan: Plan, folder: Path, out: Path) -> None:
+    """Load a checkpoint, and save what was loaded."""
+    checkpoint = open_newest(folder)
+    state = load_state(model_of(plan), checkpoint)
+    with Saver(out, members_of(None), Silent(), keep=None, asynchronous=False) as saver:
+        saver.save(checkpoint.point, tensors_of(plan), boxes_of(state))
+
+
 def loaded(plan: Plan, folders: Sequence[Path], step: int) -> list[list[str]]:
     """For each folder the names of what its checkpoint gives that is not the state of ``values_of``.
 

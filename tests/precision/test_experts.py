@@ -64,6 +64,16 @@ def test_both_engines_are_alike(name: str) -> None:
     assert not d_matrices[SIZES.index(0)].any()
 
 
+@pytest.mark.parametrize("name", ["fp8-current", "mxfp8"])
+def test_no_array_has_a_scale_for_each_element(name: str) -> None:
+    """Each would be the size of a buffer in float32."""
+    num = sum(SIZES) + SPARE
+    low = JaxLow(quantizers=preset(name).quantizers)
+    text = jax.jit(partial(of_jax, low)).lower(*made(num), jnp.asarray(SIZES)).as_text()
+    assert f"tensor<{num}x{INPUTS}xf32>" in text
+    assert f"tensor<{num}x{INPUTS}x1x" not in text
+
+
 def test_devices_with_other_rows_of_an_expert_agree() -> None:
     """The amax of an expert's rows is that of the rows of all devices, however many each of them has."""
     of_device = np.array([[20, 0, 40, 1], [17, 0, 30, 4]])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.core.recipes.formula import Quantized
+from shardwright.core.recipes.formula import Quantized, amax_of
 from shardwright.core.recipes.presets import PRESETS
 from shardwright.core.recipes.recipe import Quantizer
 from shardwright.engine_jax.precision import operands as on_jax
@@ -101,3 +101,21 @@ def test_both_engines_have_the_values_of_the_codes(name: str) -> None:
         elif kind == "ordinary" and quantizer.block.contracted == 32:
             amax = np.abs(x).reshape(len(x), -1, 32).max(-1, keepdims=True).repeat(32, -1).reshape(x.shape)
             np.testing.assert_array_less(np.abs(ours - x), half * np.maximum(np.abs(x), amax * 2.0**-13) + 1e-30)
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (32, 0), (0, 4, 64), (32, 0, 64), (32, 3, 0)])
+@pytest.mark.parametrize("name", QUANTIZERS)
+def test_an_operand_without_elements_has_no_codes_and_an_amax_of_zero(name: str, shape: tuple[int, ...]) -> None:
+    """As that of a rank to which no token came. The last dims are contracted."""
+    quantizer = QUANTIZERS[name]
+    contracted, found = len(shape) - 1, []
+    for on, x in ((on_torch, torch.zeros(shape)), (on_jax, jnp.zeros(shape))):
+        one = on.quantized(x, quantizer, contracted_dims=contracted)  # pyright: ignore[reportArgumentType]
+        assert 0 in one.codes.shape
+        amax = amax_of(x, quantizer, on.ARRAYS, contracted_dims=contracted)
+        assert not _array(amax).any()
+        found.append(one)
+    for ours, theirs in zip(*found, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert _array(ours).tobytes() == _array(theirs).tobytes()

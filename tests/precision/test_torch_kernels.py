@@ -64,6 +64,13 @@ def test_a_product_is_that_of_the_values_of_the_codes(recipe: str) -> None:
         assert (np.abs(ours - x @ y.T) <= bound).all(), product
 
 
+def test_an_expert_without_rows_has_products_without_rows() -> None:
+    quantizer = preset("fp8-row").quantizers["output", "input"]
+    none, some = torch.zeros((0, 24)), torch.zeros((7, 24))
+    found = multiplied("fp8", *(Narrow(codes_of(x, quantizer), quantizer, x.shape) for x in (none, some)))
+    assert found.shape == (0, 7)
+
+
 def test_experts_without_rows_have_products_of_zeros() -> None:
     quantizer = preset("fp8-current").quantizers["weight_gradient", "input"]
     none, some = torch.zeros((8, 0)), torch.zeros((4, 0))

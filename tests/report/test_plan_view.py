@@ -154,9 +154,19 @@ def test_choices_and_times_are_shown_when_there_are_any():
     unchosen = request("ep", "deepseek3-test")
     plan = make_plan(replace(unchosen, layout=replace(unchosen.layout, move_moe="auto")))
     (choice,) = plan.choices
-    assert f"  move.moe {choice.chosen}; sent by a device per layer: {choice.chosen} " in drawn(plan, 160)
-    for option in choice.wire_bytes:
-        assert option in drawn(plan, 160).split("chosen by cost")[1]
+    table = drawn(plan, 160).split("chosen by cost\n")[1].split("\n\n")[0].splitlines()
+    assert [line.split()[0] for line in table] == [
+        "option",
+        "move.moe",
+        *sorted(choice.wire_bytes, key=choice.wire_bytes.get),
+    ]
+    assert [line.split()[0] for line in table if line.endswith("  chosen")] == [choice.chosen]
+    assert "time" not in table[0]
+    seconds = {option: 0.1 * (number + 1) for number, option in enumerate(reversed(choice.wire_bytes))}
+    priced = drawn(replace(plan, choices=(replace(choice, seconds=seconds),)), 160).split("chosen by cost\n")[1]
+    assert [line.split()[:3] for line in priced.splitlines()[2 : 2 + len(seconds)]] == [
+        [option, f"{time * 1e3:.0f}", "ms"] for option, time in seconds.items()
+    ]
     step = StepCost(seconds=0.5, compute_seconds=0.4, communication_seconds=0.2, exposed_seconds=0.1)
     timed = replace(plan, step=step, collectives=tuple(replace(one, seconds=0.001) for one in plan.collectives))
     assert "  500 ms: computing 400 ms, communicating 200 ms, of which 100 ms is not hidden\n" in drawn(timed, 160)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -41,7 +41,8 @@ class Counting:
     def prepare(self) -> None:
         self.calls.append("prepare")
 
-    def step(self, batch: Batch) -> StepMetrics:
+    def step(self, batch: Batch, before_update: Callable[[], None]) -> StepMetrics:
+        before_update()
         self._step += 1
         tokens_RL = batch.arrays["tokens"]
         for place, offset in enumerate(self.offsets):
@@ -58,7 +59,7 @@ class Counting:
     def boxes(self) -> Iterator[OwnedBox]:
         for offset in self.offsets:
             part = self._sums_RW[offset : offset + 1]
-            yield OwnedBox(name=INFO.name, box=Box((offset, 0), (offset + 1, 2)), array=part.copy)
+            yield OwnedBox(name=INFO.name, box=Box((offset, 0), (offset + 1, 2)), array=part, lasts="until the update")
 
 
 def counting(*, offsets: Sequence[int] = range(ROWS), version: str = "1", name: str = "counting") -> Counting:

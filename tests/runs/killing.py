@@ -23,8 +23,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,15 +98,16 @@ class Filled(Counting):
             assert_state(checkpoint)
         return self._step
 
-    def step(self, batch: Any) -> StepMetrics:
+    def step(self, batch: Any, before_update: Callable[[], None]) -> StepMetrics:
         time.sleep(STEP_S)
-        return super().step(batch)
+        return super().step(batch, before_update)
 
     def tensors(self) -> Sequence[TensorInfo]:
         return state_of(0).infos
 
     def boxes(self) -> Iterator[OwnedBox]:
-        yield from state_of(self._step).owned[self._index :: self._count]
+        for owned in state_of(self._step).owned[self._index :: self._count]:
+            yield replace(owned, lasts="until the update")
 
 
 def assert_state(checkpoint: Any) -> None:

@@ -55,13 +55,13 @@ class FsdpGroup(Counting):
     do: Callable[[], None]
     gives_up: bool
 
-    def step(self, batch: Any):
+    def step(self, batch: Any, before_update: Callable[[], None]):
         now = self._step + 1 == AT
         if now:
             self.do()
         # As Gloo does between CPUs, where a partner does not come.
         self.barrier.wait(GIVE_UP_S if now and self.gives_up else None)
-        return super().step(batch)
+        return super().step(batch, before_update)
 
 
 def stopped(index: int) -> Callable[[int], None]:

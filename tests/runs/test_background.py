@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 from shardwright.checkpoint import CheckpointError, OwnedBox, TensorInfo, open_checkpoint, verify
-from shardwright.checkpoint.writing.copies import HostCopies
+from shardwright.checkpoint.writing.copies import Copying, HostCopies
 from shardwright.core.boxes.box import Box
 from shardwright.runs import RunError, background, run
 from shardwright.runs.loop import Loop
@@ -27,6 +28,14 @@ from tests.runs.test_group import each, together
 WAIT_S = 60
 """For what takes milliseconds on a machine that does nothing else."""
 write_part = background.write_part
+
+
+def waited_until(true: Callable[[], bool]) -> None:
+    """Returns when it is. A thread of processes that are threads has nothing else to wait for."""
+    end = time.monotonic() + WAIT_S
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def steps_saved(out: Path) -> dict[int, int]:
@@ -41,6 +50,38 @@ def steps_saved(out: Path) -> dict[int, int]:
 def expected(run_options: RunOptions, *steps: int) -> dict[int, int]:
     known = sums(run_options, max(steps))
     return {step: known[step - 1] for step in steps}
+
+
+class Late(Counting):
+    """A save copies its state only when a step has begun, and then after the step has changed it, if it does not wait."""
+
+    def __init__(self) -> None:
+        super().__init__(range(ROWS), {"counting": "1"})
+        self._began, self._changed = threading.Event(), threading.Event()
+
+    def boxes(self) -> Iterator[OwnedBox]:
+        self._began.clear()
+        self._changed.clear()
+        for owned in super().boxes():
+            yield replace(owned, array=lambda array=owned.array: self._copied(array))
+
+    def _copied(self, array: Any) -> np.ndarray:
+        if self._step < 6:
+            assert self._began.wait(WAIT_S), "no step began while the state was copied"
+            self._changed.wait(0.02)
+        return array
+
+    def step(self, batch: Any, before_update: Any) -> Any:
+        self._began.set()
+        metrics = super().step(batch, before_update)
+        self._changed.set()
+        return metrics
+
+
+def test_a_step_begins_while_the_state_is_copied_and_waits_before_it_changes_it(tmp_path: Path) -> None:
+    run_options = options(tmp_path)
+    go(Late(), run_options, checkpoint_every=1, async_checkpoints=True)
+    assert steps_saved(run_options.out) == expected(run_options, 1, 2, 3, 4, 5, 6)
 
 
 class Slow(Counting):
@@ -58,8 +99,8 @@ class Slow(Counting):
 
         monkeypatch.setattr(background, "write_part", late)
 
-    def step(self, batch: Any) -> Any:
-        metrics = super().step(batch)
+    def step(self, batch: Any, before_update: Any) -> Any:
+        metrics = super().step(batch, before_update)
         if self._step == self._until:
             self.reached.set()
         return metrics
@@ -229,6 +270,23 @@ def test_all_processes_learn_which_one_could_not_write(tmp_path: Path, monkeypat
     assert not list((options(tmp_path).out / "checkpoints").glob("step*"))
 
 
+def test_a_process_that_writes_after_process_0_has_failed_names_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(save: Any, *arguments: Any, process: int, **named: Any) -> None:
+        if process == 0:
+            raise CheckpointError("the disk of process 0 is full.")
+        # Process 0 deletes the folder of the save that it ends.
+        waited_until(lambda: not save.directory.exists())
+        write_part(save, *arguments, process=process, **named)
+
+    monkeypatch.setattr(background, "write_part", late)
+    monkeypatch.setattr(background.Saver, "check", lambda _: None)
+    first, second = by_two(tmp_path, async_checkpoints=True)
+    assert str(first) == "the disk of process 0 is full."
+    assert str(second).endswith("process 0 of 2 could not do it. Its error: the disk of process 0 is full.")
+
+
 def test_an_error_is_read_complete_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Process 0 looks while another process writes why it failed."""
     looked, sizes_in, opened = threading.Event(), background.sizes_in, Path.open
@@ -276,6 +334,10 @@ def test_a_part_that_never_comes_ends_the_wait(tmp_path: Path, monkeypatch: pyte
     assert "process 0 of 2 could not do it" in str(second)
 
 
+def arrays(copying: Copying) -> list[np.ndarray]:
+    return [owned.array() if callable(owned.array) else owned.array for owned in copying.boxes]
+
+
 @pytest.mark.parametrize("dtype", ["V2", "V4", "V8", "float32", "bool", "int8"])
 def test_a_copy_does_not_change_and_its_memory_is_used_again(dtype: str) -> None:
     rng = np.random.default_rng(0)
@@ -283,8 +345,8 @@ def test_a_copy_does_not_change_and_its_memory_is_used_again(dtype: str) -> None
     copies = HostCopies()
     taken: list[np.ndarray] = []
     for _ in range(2):
-        [owned] = copies.of([OwnedBox(name="w", box=Box.whole(live.shape), array=lambda: live)])
-        array: Any = owned.array
+        copying = copies.begin([OwnedBox(name="w", box=Box.whole(live.shape), array=lambda: live)])
+        array = arrays(copying)[0]
         assert array.tobytes() == live.tobytes()
         assert array.strides == live.strides, "the step does not wait for transposed dims"
         before = array.tobytes()
@@ -302,8 +364,8 @@ def test_too_little_host_memory_is_one_error() -> None:
     info = TensorInfo(name="w", shape=(1 << 60,), dtype="uint8")
     call: Callable[[], np.ndarray] = Huge()
     with pytest.raises(CheckpointError) as caught:
-        HostCopies().of([OwnedBox(name=info.name, box=Box.whole(info.shape), array=call)])
+        arrays(HostCopies().begin([OwnedBox(name=info.name, box=Box.whole(info.shape), array=call)]))
     assert str(caught.value) == (
-        "'w', box [0:1152921504606846976]: host memory has no 1,152,921,504,606,846,976 bytes for a copy of it. "
-        "Save without a copy: not asynchronously."
+        "'w', box [0:1152921504606846976]: host memory has no room for a copy of it: Unable to allocate 1.00 EiB for an array with "
+        "shape (1152921504606846976,) and data type uint8. Save without a copy: not asynchronously."
     )

@@ -9,12 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pytest
 
-from shardwright.checkpoint import DamagedError, open_checkpoint, verify
+from shardwright.checkpoint import DamagedError, OwnedBox, TensorInfo, open_checkpoint, save_checkpoint, verify
+from shardwright.checkpoint.format.manifest import PROGRAM
 from shardwright.checkpoint.reading import streams
+from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.runs import loop, run
+from shardwright.runs.own_program.store import program_point
 from shardwright.runs.run import _run
 from shardwright.training.options import RunOptions, Silent
 from tests.checkpoint.states import largest_file
@@ -202,6 +206,21 @@ def test_resume_from_that_is_killed_before_its_first_step_loses_no_line(
     goes_on(run_options)
     (rest,) = run_options.out.glob("metrics.jsonl.set-aside-*")
     assert rest.read_bytes() == b"".join(lines[3:])
+
+
+def test_a_checkpoint_of_a_program_of_ones_own_is_no_run(run_options: RunOptions) -> None:
+    newest = save_checkpoint(
+        run_options.out,
+        program_point(9, "dict", {PROGRAM: "jax", "values": {}}),
+        [TensorInfo(name="w", shape=(), dtype="float32")],
+        [OwnedBox(name="w", box=Box((), ()), array=np.float32(1.0))],
+    )
+    with pytest.raises(InputError) as error:
+        goes_on(run_options)
+    assert str(error.value) == (
+        f"{newest}: a program of your own saved it, and no run of shardwright train, so there is none to go on with. Give another "
+        f"--out."
+    )
 
 
 def test_resume_from_a_missing_step(run_options: RunOptions) -> None:

@@ -37,8 +37,8 @@ class During(Counting):
 
     do: Callable[[], None]
 
-    def step(self, batch):
-        metrics = super().step(batch)
+    def step(self, batch, before_update):
+        metrics = super().step(batch, before_update)
         if metrics.tokens == 4 * 64:
             self.do()
         return metrics
@@ -217,7 +217,7 @@ def run(steps, slow):
         return pid
     engine = counting()
     step = engine.step
-    engine.step = lambda batch: (time.sleep(slow), step(batch))[1]
+    engine.step = lambda batch, before_update: (time.sleep(slow), step(batch, before_update))[1]
     try:
         go(engine, run_options, steps=60, stop_after=steps, checkpoint_every=1, keep=3, resume=True)
         os._exit(0)

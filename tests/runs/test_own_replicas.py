@@ -27,7 +27,7 @@ def held(name: str, *boxes: tuple[int, int], value: float = 0.0) -> HeldTensor:
 
 def in_processes(count: int, do: Callable[[Members], Any]) -> list[Any]:
     """The result of each process, or its error, with one thread for each process."""
-    barrier = Barrier(count)
+    barrier = Barrier(count, timeout=60)
     given: list[Any] = [None] * count
     answers: list[Any] = [None] * count
 

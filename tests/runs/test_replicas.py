@@ -55,7 +55,7 @@ def boxes_of(held: Held) -> Iterator[OwnedBox]:
 
 def outcomes(processes: Sequence[Held]) -> list[str]:
     """What each process reads; '' where it may save."""
-    barrier, given = Barrier(len(processes)), [None] * len(processes)
+    barrier, given = Barrier(len(processes), timeout=60), [None] * len(processes)
     found = [""] * len(processes)
 
     def compare(index: int) -> None:

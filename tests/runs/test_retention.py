@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,8 @@ LOSSES = (5.0, 2.0, 4.0, 3.0, 4.5, 4.25)
 class Losing(Counting):
     """Its loss is ``LOSSES``, its gradient norm the step."""
 
-    def step(self, batch: Batch) -> StepMetrics:
-        super().step(batch)
+    def step(self, batch: Batch, before_update: Callable[[], None]) -> StepMetrics:
+        super().step(batch, before_update)
         return StepMetrics(loss=LOSSES[self._step - 1], grad_norm=float(self._step), tokens=1)
 
 

@@ -34,11 +34,11 @@ def test_a_run_ends_where_another_one_has_saved(tmp_path: Path, where: str, monk
     second = replace(first, out=tmp_path / "second", resume=True, checkpoint_every=3)
 
     class Overtaken(Counting):
-        def step(self, batch: Any) -> Any:
+        def step(self, batch: Any, before_update: Any) -> Any:
             if self._step == 2:
                 assert go(counting(), second, stop_after=3).step == 3
                 self.before = everything(where)
-            return super().step(batch)
+            return super().step(batch, before_update)
 
     engine = Overtaken(range(ROWS), {"counting": "1"})
     with pytest.raises(CheckpointError) as raised:

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec
 
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.policies.runs import runs_of
 from shardwright.engine_jax.experts import moe, routing
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import links_of
@@ -49,7 +50,7 @@ def assignments_of(plan: Plan) -> Callable[[State, Batch], ExpertAssignments]:
 
     def assigned(params: Arrays, batch: Arrays) -> tuple[jax.Array, jax.Array]:
         with _recorded() as found:
-            engine_forward.forward(params, batch, table, links, remat="none")
+            engine_forward.forward(params, batch, table, links, runs=runs_of(table, "none"))
         experts, margins = zip(*found, strict=True)
         return jnp.stack(experts), jnp.stack(margins)
 
@@ -100,7 +101,8 @@ def _recorded() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(routing, "top_k", recorded_top_k)
         patched.setattr(moe, "route", recorded_route)
-        patched.setattr(scan, "jax", SimpleNamespace(lax=SimpleNamespace(scan=_one_by_one), Array=jax.Array))
+        lax = SimpleNamespace(**{**vars(jax.lax), "scan": _one_by_one})
+        patched.setattr(scan, "jax", SimpleNamespace(**{**vars(jax), "lax": lax}))
         yield found
 
 

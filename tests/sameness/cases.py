@@ -116,6 +116,62 @@ def updates() -> Iterator[Case]:
     yield case(MIXTRAL, "zero-ep", "data=2,fsdp=2,expert=2")
 
 
+def kept() -> Iterator[Case]:
+    """Weights that stay gathered from the forward to the backward pass."""
+    yield case(LLAMA3, "kept", "fsdp=4", settings="tied=true")
+    yield case(LLAMA3, "kept-tp", "data=2,fsdp=2,tensor=2")
+    yield case(MIXTRAL, "kept-ep", "fsdp=2,expert=2")
+
+
+def losses() -> Iterator[Case]:
+    """The loss in chunks: of rows, of shards of rows, over a vocabulary that axes shard, with its weight used twice.
+
+    No stack has a single layer: its weights would be gathered once for all microbatches.
+    """
+    yield replace(case(LLAMA3, "fsdp", "fsdp=8"), loss_chunks=16)
+    yield replace(case(LLAMA3, "cp", "fsdp=2,context=4", "attention=ring", balanced=True), loss_chunks=4)
+    yield replace(case(LLAMA3, "fsdp-tp", "fsdp=4,tensor=2", settings="tied=true"), loss_chunks=2)
+    yield replace(case(LLAMA3, "tp", "tensor=8", settings="num_kv_heads=8"), loss_chunks=8)
+    yield replace(case(LLAMA3, "zero2", "data=4", settings="tied=true"), loss_chunks=4)
+    yield replace(case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2", settings="num_dense_layers=0"), loss_chunks=4)
+
+
+def policies() -> Iterator[Case]:
+    """Policies of recomputation, on meshes of four, which both engines train: each by name, single activations kept, put on the host and
+    made again, a file, some layers, a stack.
+
+    No run of layers is a single one: its weights would be gathered once for all microbatches.
+    """
+    ep, four = "fsdp=2,expert=2", "num_layers=4"
+    two_dense = f"{four},num_dense_layers=2"
+    of_llama3 = (
+        (case(LLAMA3, "hsdp", "data=2,fsdp=2"), "dots"),
+        (case(LLAMA3, "fsdp", "fsdp=4"), "none"),
+        (case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2"), "keep=attention.attended,mlp.gate"),
+        (case(LLAMA3, "cp", "fsdp=2,context=2", "attention=ring"), "host=residual.stream,mlp.up"),
+        (case(LLAMA3, "fsdp", "fsdp=4", settings=f"{four},tied=true"), "policy.yaml"),
+        (case(LLAMA3, "fsdp-tp", "fsdp=2,tensor=2", settings=four), "full@0:2+none,recompute=mlp.hidden"),
+    )
+    of_mixtral = (
+        (case(MIXTRAL, "ep", ep), "dots"),
+        (case(MIXTRAL, "ep-as-cp", ep), "none"),
+        (case(MIXTRAL, "ep", ep), "keep=moe.gate,moe.up,moe.dispatched,router.scores"),
+        (case(MIXTRAL, "ep", ep, "moe=ring"), "dots,host=moe.output"),
+        (case(MIXTRAL, "hsdp", "data=2,fsdp=2"), "none,recompute=weights"),
+    )
+    of_deepseek3 = (
+        (
+            case(DEEPSEEK3, "ep", ep, settings=two_dense),
+            "keep=attention.latent,attention.query_latent,shared.up,moe.dispatched",
+        ),
+        (case(DEEPSEEK3, "ep-as-cp", ep, settings=two_dense), "none@moe_layers+host=residual.stream"),
+        (case(DEEPSEEK3, "cp", "fsdp=2,context=2", settings=two_dense), "dots"),
+        (case(DEEPSEEK3, "fsdp-tp", "fsdp=2,tensor=2", settings=two_dense), "full@moe_layers+dots"),
+    )
+    for one, policy in (*of_llama3, *of_mixtral, *of_deepseek3):
+        yield replace(one, remat=policy)
+
+
 COVERING: tuple[Case, ...] = (
     case(LLAMA3, "fsdp", "fsdp=8"),
     case(LLAMA3, "hsdp", "data=4,fsdp=2"),
@@ -143,6 +199,9 @@ WHOLE: tuple[Case, ...] = tuple(
             *attention(LLAMA3, SHARED_HEADS),
             *dense(),
             *updates(),
+            *kept(),
+            *losses(),
+            *policies(),
             *presets(MIXTRAL),
             *experts(MIXTRAL, "capacity_factor=1.0"),
             *experts_further(MIXTRAL, "capacity_factor=1.0"),

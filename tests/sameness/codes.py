@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from math import lcm
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from shardwright.core.quantization.quantized import QuantizedOperand
 from shardwright.core.recipes import formula
 from shardwright.core.recipes.arrays import Arrays
 from shardwright.core.recipes.formats import E2M1
+from shardwright.core.recipes.hadamard import padded_to
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.resolve import expert_axes
 from tests.core.quantized_by_hand import merged
@@ -121,11 +123,11 @@ def values_of(
 
 def matrices(place: Place, array: np.ndarray, contracted_dims: int) -> list[np.ndarray]:
     """An array as it is quantized, by the two dims of the operand: one matrix, or one of each expert."""
-    if array.ndim == 4:
-        # Elements of rows of experts, each an operand of its own.
-        return [array[:, :, 0, 0]]
     if array.ndim == 3 and contracted_dims == 1:
-        return [array[:, 0]] if place.operand != "weight" else [_by_dims(place, one) for one in array]
+        if place.operand == "weight":
+            return [_by_dims(place, one) for one in array]
+        # Rows of experts, or groups of them that are contracted, each an operand of its own.
+        return [array[:, 0] if array.shape[1] == 1 else array.swapaxes(1, 2).reshape(-1, array.shape[1])]
     return [_by_dims(place, array.reshape(array.shape[0], -1))]
 
 
@@ -187,16 +189,19 @@ def _of_experts(plan: Plan, operand: QuantizedOperand, pieces: Sequence[Sequence
             rows = merged(first.sizes, first.sharding, plan.mesh, device)
         else:
             rows = _dispatched_tokens(plan, device)
-        own = of_device if len(of_device) == len(experts) else _by_expert(of_device, len(experts), len(rows))
+        own = of_device if len(of_device) == len(experts) else _by_expert(operand, of_device, len(experts), len(rows))
         for expert, piece in zip(experts, own, strict=True):
             entire[expert].put(rows, columns, piece)
     return [one.piece for one in entire]
 
 
-def _by_expert(pieces: Sequence[Piece], experts: int, rows: int) -> list[Piece]:
-    """Rows of a buffer that are sorted by expert; those after the last expert's are of none."""
-    (piece,) = pieces
-    return [Piece(*(array[number * rows : (number + 1) * rows] for array in piece)) for number in range(experts)]
+def _by_expert(operand: QuantizedOperand, pieces: Sequence[Piece], experts: int, rows: int) -> list[Piece]:
+    """Rows of a buffer that are sorted by expert; those after the last expert's are of none. Where they are contracted, each expert's
+    begin with a block, and with a group of a transform."""
+    (piece,), step, quantizer = pieces, rows, operand.quantizer
+    if operand.product == "weight_gradient":
+        step = padded_to(rows, lcm(quantizer.hadamard or 1, quantizer.block.contracted or 1))
+    return [Piece(*(array[number * step : number * step + rows] for array in piece)) for number in range(experts)]
 
 
 class _Entire:

@@ -7,7 +7,9 @@ device does the same: every product of a step, forward and backward, is divided 
 attention takes chunks of the keys.
 
 Products of float32 keep their order in bfloat16, whose rounding is far above their last bits. Under a recipe of low precision they
-are divided too: the products of quantized operands are summed in float32, and a last bit may decide between two codes.
+are divided too: the products of quantized operands are summed in float32, and a last bit may decide between two codes. The tokens of
+an expert come in another order then, as a layout may bring them: their blocks, the groups of their transforms, and their random numbers
+follow from it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +28,7 @@ from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.engine_torch.attention import attention
 from shardwright.engine_torch.attention.scores import AttentionMask, OnlineSoftmax, accumulate_attention, normalized
+from shardwright.engine_torch.experts import moe
 from shardwright.engine_torch.io.private import imagined_ranks
 from shardwright.layouts import load_layout
 from tests.engine_jax.made_rows import Batch
@@ -78,14 +82,32 @@ def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> 
 @contextmanager
 def in_another_order(seed: int, tokens: int, *, wide: bool = False) -> Iterator[None]:
     """A context for one order. ``tokens``: of the batch. A product that sums over so many elements is the gradient of a weight.
-    ``wide``: products of float32 are divided too."""
-    attend = attention.attend
+    ``wide``: products of float32 are divided too, and the tokens of an expert come in another order."""
+    attend, swiglu = attention.attend, moe.grouped_swiglu
     attention.attend = _attend_in_chunks
+    if wide:
+        moe.grouped_swiglu = partial(_of_rows_in_another_order, swiglu, torch.Generator().manual_seed(seed))
     try:
         with _Parts(seed, tokens, wide=wide):
             yield
     finally:
-        attention.attend = attend
+        attention.attend, moe.grouped_swiglu = attend, swiglu
+
+
+def _of_rows_in_another_order(
+    swiglu: Callable[..., torch.Tensor],
+    dice: torch.Generator,
+    rows_RM: torch.Tensor,
+    matrices: Any,
+    sizes_E: torch.Tensor,
+    *more: Any,
+) -> torch.Tensor:
+    ends = sizes_E.cumsum(0).tolist()
+    order = [
+        end - size + torch.randperm(size, generator=dice) for end, size in zip(ends, sizes_E.tolist(), strict=True)
+    ]
+    order_R = torch.cat([*order, torch.arange(ends[-1], rows_RM.shape[0])])
+    return swiglu(rows_RM[order_R], matrices, sizes_E, *more)[order_R.argsort()]
 
 
 class _Parts(TorchDispatchMode):

@@ -28,6 +28,19 @@ roles:
 rules:
   attention: {kv_heads: []}
 """,
+    "pp-kept": """
+mesh: {stage: 2, fsdp: auto}
+roles:
+  stage: stage
+  fsdp:  {elsewhere: fsdp, keep_gathered: true}
+""",
+    "pp-ep-kept": """
+mesh: {stage: 2, fsdp: auto, expert: 2}
+roles:
+  stage:  stage
+  fsdp:   {elsewhere: fsdp, keep_gathered: true}
+  expert: {elsewhere: fsdp, moe: expert, keep_gathered: true}
+""",
     "pp-tp": """
 mesh: {stage: 2, fsdp: auto, tensor: 2}
 roles:
@@ -55,6 +68,55 @@ roles:
   stage:  stage
   fsdp:   fsdp
   expert: {elsewhere: context, moe: expert}
+""",
+    "pp-ep-tp": """
+mesh: {stage: 2, fsdp: auto, expert: 2, tensor: 2}
+roles:
+  stage:  stage
+  fsdp:   fsdp
+  expert: {elsewhere: fsdp, moe: expert}
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+""",
+    "pipe-last": """
+mesh: {fsdp: auto, context: 2, pipe: 2}
+roles:
+  fsdp:    fsdp
+  context: context
+  pipe:    stage
+""",
+    "pp-ends": """
+mesh: {stage: 2, fsdp: auto}
+roles:
+  stage: {elsewhere: stage, embedding: fsdp, logits: tensor}
+  fsdp:  fsdp
+""",
+    "pp-ends-tied": """
+mesh: {data: 1, stage: 2, fsdp: auto}
+roles:
+  data:  data
+  stage: {elsewhere: stage, embedding: tensor, logits: tensor}
+  fsdp:  fsdp
+""",
+    "pp-ends-tp": """
+mesh: {stage: 2, fsdp: auto, tensor: 2}
+roles:
+  stage:  {elsewhere: stage, embedding: tensor, logits: fsdp}
+  fsdp:   fsdp
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+""",
+    "pp-ends-ep-as-cp": """
+mesh: {stage: 2, fsdp: auto, expert: 2}
+roles:
+  stage:  {elsewhere: stage, embedding: data, logits: tensor}
+  fsdp:   fsdp
+  expert: {elsewhere: context, moe: expert}
+""",
+    "pp-logits": """
+mesh: {stage: 4, fsdp: auto, expert: 2}
+roles:
+  stage:  {elsewhere: stage, logits: context}
+  fsdp:   fsdp
+  expert: {elsewhere: fsdp, moe: expert}
 """,
     "stored-over-idle": """
 mesh: {fsdp: auto, spare: 2}
@@ -147,6 +209,24 @@ roles:
   data:   {elsewhere: data, optimizer: shard}
   fsdp:   fsdp
   expert: {elsewhere: context, moe: expert}
+""",
+    "kept": """
+mesh: {fsdp: auto}
+roles:
+  fsdp: {elsewhere: fsdp, keep_gathered: true}
+""",
+    "kept-tp": """
+mesh: {data: 2, fsdp: auto, tensor: 2}
+roles:
+  data:   {elsewhere: data, optimizer: shard}
+  fsdp:   {elsewhere: fsdp, keep_gathered: true}
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+""",
+    "kept-ep": """
+mesh: {fsdp: auto, expert: 2}
+roles:
+  fsdp:   {elsewhere: fsdp, keep_gathered: true}
+  expert: {elsewhere: context, moe: expert, keep_gathered: true}
 """,
     "cp-ep": """
 mesh: {fsdp: auto, context: 2, expert: 2}

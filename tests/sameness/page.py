@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.engine_jax.made_rows import LENGTH
 from tests.engine_jax.steps import OPTIONS, STEPS, Case, Difference
-from tests.sameness.cases import COVERING, MICROBATCHES, MODELS, UNTRAINED
+from tests.sameness.cases import COVERING, DEEPSEEK3, MICROBATCHES, MIXTRAL, MODELS, UNTRAINED, WHOLE
 from tests.sameness.measure import Measured
 
 PAGE = Path(__file__).parents[2] / "docs" / "sameness.md"
@@ -34,9 +34,30 @@ Head-tail: the tokens of a row are ordered so that each device has one chunk of 
 """
 
 
-def page(results: Sequence[Measured], pairs: Sequence[tuple[Case, Case, Difference]]) -> str:
-    """The entire page."""
-    return "\n".join([HEAD, *(line for model in MODELS for line in _table(model, results)), *_pairs(pairs), *_left()])
+COMPARED = "Layouts compared with each other"
+
+
+def page(rows: Mapping[Case, str], pairs: str) -> str:
+    """The entire page. ``rows``: of all cases. ``pairs``: the section of layouts compared with each other."""
+    tables = (line for model in MODELS for line in _table(model, rows))
+    return "\n".join([HEAD, *tables, f"## {COMPARED}\n", pairs, "", *_left()])
+
+
+def rows_on(text: str) -> dict[Case, str]:
+    """The rows of a page, of the cases that it has."""
+    found = {}
+    for model in MODELS:
+        lines = (section_of(text, model) or "").splitlines()
+        for case in (case for case in WHOLE if case.model == model):
+            found.update((case, line) for line in lines if line.startswith(cells(case)))
+    return found
+
+
+def row(result: Measured) -> str:
+    """A case's row."""
+    difference, routing = result.difference, result.routing
+    line = f"{cells(result.case)} {difference.loss:.1e} | {difference.gradient:.1e} | {difference.weight} |"
+    return line + (f" {routing.margin:.1e} | {routing.flipped} of {routing.assignments} |" if routing else "")
 
 
 def with_section(text: str, title: str, body: str) -> str:
@@ -59,29 +80,31 @@ def section_of(text: str, title: str) -> str | None:
 def cells(case: Case) -> str:
     """The first cells of a case's row."""
     mark = " *" if case in COVERING else ""
-    more = ", ".join(word for word in (case.move, "head-tail" * case.balanced, case.settings) if word)
+    chunks = f"{case.loss_chunks} chunks of the loss" if case.loss_chunks > 1 else ""
+    words = case.move, "head-tail" * case.balanced, case.settings, chunks, policy_words(case)
+    more = ", ".join(word for word in words if word)
     return f"| {case.layout}{mark} | {case.mesh} | {case.rows} | {more} |"
 
 
-def _table(model: str, results: Sequence[Measured]) -> Iterator[str]:
-    rows = [result for result in results if result.case.model == model]
-    experts = rows[0].routing is not None
+def policy_words(case: Case) -> str:
+    """What its layers keep, where they keep more than their input."""
+    return "" if case.remat == "full" else f"`{case.remat}`"
+
+
+def _table(model: str, of_cases: Mapping[Case, str]) -> Iterator[str]:
+    rows = [of_cases[case] for case in WHOLE if case.model == model]
+    experts = model in (MIXTRAL, DEEPSEEK3)
+    loss, gradient = (max(float(row.split(" | ")[column]) for row in rows) for column in (4, 5))
     yield f"## {model}\n"
-    yield (
-        f"{len(rows)} cases; the largest differences are {max(row.difference.loss for row in rows):.1e} of a loss and "
-        f"{max(row.difference.gradient for row in rows):.1e} of a gradient.\n"
-    )
+    yield (f"{len(rows)} cases; the largest differences are {loss:.1e} of a loss and {gradient:.1e} of a gradient.\n")
     yield "| layout | mesh | rows | more | loss | gradient | of |" + (" margin | flipped |" if experts else "")
     yield "|---|---|---|---|---|---|---|" + ("---|---|" if experts else "")
-    for result in rows:
-        difference, routing = result.difference, result.routing
-        line = f"{cells(result.case)} {difference.loss:.1e} | {difference.gradient:.1e} | {difference.weight} |"
-        yield line + (f" {routing.margin:.1e} | {routing.flipped} of {routing.assignments} |" if routing else "")
+    yield from rows
     yield ""
 
 
-def _pairs(pairs: Sequence[tuple[Case, Case, Difference]]) -> Iterator[str]:
-    yield "## Layouts compared with each other\n"
+def pairs_table(pairs: Sequence[tuple[Case, Case, Difference]]) -> Iterator[str]:
+    """The lines of the section of layouts compared with each other."""
     yield "| model | layout | compared with | loss | gradient | of |"
     yield "|---|---|---|---|---|---|"
     for ours, theirs, difference in pairs:
@@ -89,7 +112,6 @@ def _pairs(pairs: Sequence[tuple[Case, Case, Difference]]) -> Iterator[str]:
             f"| {ours.model} | {ours.layout} {ours.mesh} | {theirs.layout} {theirs.mesh} "
             f"| {difference.loss:.1e} | {difference.gradient:.1e} | {difference.weight} |"
         )
-    yield ""
 
 
 def _left() -> Iterator[str]:

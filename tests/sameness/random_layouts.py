@@ -18,7 +18,8 @@ from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.resolution.request import REMAT_POLICIES, Request
+from shardwright.core.policies.policy import BASES
+from shardwright.core.resolution.request import Request
 from shardwright.files import parse_yaml
 from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH
@@ -156,9 +157,9 @@ def draw(seed: int, number: int, *, most: Mapping[str, int], dtype: str = "float
 def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: str) -> Plan | str:
     """A plan without errors that the engine runs, or the code or error by which it is refused."""
     table = model.table
-    text = yaml.safe_dump(_layout(dice, table, most), sort_keys=False)
+    text = yaml.safe_dump(random_layout(dice, table, most), sort_keys=False)
     microbatches, balanced = dice.choice((1, 1, 2)), dice.random() < 0.3
-    remat = dice.choice(("none", "none", *REMAT_POLICIES))
+    remat = dice.choice(("none", "none", *BASES))
     try:
         layout = read_layout(parse_yaml(text, "random.yaml"))
         request = Request(
@@ -179,9 +180,9 @@ def _plan(dice: random.Random, model: Model, engine: Engine, most: int, dtype: s
     return plan.errors[0].code if plan.errors else plan
 
 
-def _layout(dice: random.Random, table: ModelTable, most: int) -> dict[str, Any]:
+def random_layout(dice: random.Random, table: ModelTable, most: int) -> dict[str, Any]:
     """A layout as in a file, with axes and entries in any order."""
-    num = dice.choice((2, 2, 3, 3, 3, 4, 4))
+    num = dice.choice([one for one in (2, 2, 3, 3, 3, 4, 4) if any(prod(shape) <= most for shape in SIZES[one])])
     shapes = [shape for shape in SIZES[num] if prod(shape) <= most]
     names, sizes = dice.sample(AXES, num), dice.sample(shape := dice.choice(shapes), len(shape))
     often = dice.choice((0.0, 0.1, 0.1, 0.3))

@@ -5,11 +5,12 @@
 | the loss of a step, \\|l - l1\\| / l1 | ``ORDERS`` other orders of all sums (``other_order.py``), root mean square | ``OF_LOSS`` times the largest of this step and those before it |
 | the gradient of a weight in a layer in step 1, \\|g - g1\\| / \\|g1\\| | how far the recipe moves it from that without a recipe | twice that |
 
-Another order changes last bits, and now and then one decides between two codes, which are up to a quarter apart. In which step that
-happens is chance, and what has changed the weights stays: so the bound of a loss does not become smaller again. One code may
-move the gradient of keys, which is a small difference of large numbers, more than all of these orders do by chance. But
-each of two gradients is no farther from that without a recipe than the recipe's own error, so they are no farther from
-each other than twice that.
+Another order of an expert's tokens moves all that their order decides: blocks along them, Hadamard transforms and random numbers, which the
+plan says to be not free of the layout. Elsewhere another order changes last bits, and now and then one decides between two codes, which are
+up to a quarter apart. In which step that happens is chance, and what has changed the weights stays: so the bound of a loss does not
+become smaller again. One code may move the gradient of keys, which is a small difference of large numbers, more than all of these
+orders do by chance. But each of two gradients is no farther from that without a recipe than the recipe's own error, so they are no
+farther from each other than twice that.
 """
 
 from __future__ import annotations

@@ -12,11 +12,12 @@ from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
-from shardwright.core.recipes.presets import PRESETS, preset
+from shardwright.core.recipes.presets import PRESETS
 from shardwright.core.resolution.request import Request
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
+from tests.engine_jax.steps import recipe_of
 
 LLAMA3, MIXTRAL = "llama3-test", "mixtral-test"
 ROWS, LENGTH, VOCAB = 8, 32, 64
@@ -30,7 +31,7 @@ RENAMED = "{mesh: {north: 2, east: 2, up: 2}, roles: {north: data, east: fsdp, u
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeCase:
-    """A model under a layout with a recipe. ``layout``: a preset, or ``renamed``."""
+    """A model under a layout with a recipe. ``recipe``: as ``recipe_text`` has it. ``layout``: a preset, or ``renamed``."""
 
     recipe: str
     model: str
@@ -59,7 +60,7 @@ def case(recipe: str, model: str, layout: str, /, **sizes: int) -> RecipeCase:
 
 
 def every_case() -> list[RecipeCase]:
-    """Every recipe that an engine runs under every layout."""
+    """Every recipe that an engine runs under every layout, and tokens that are sent as codes where experts are sharded."""
     found: list[RecipeCase] = []
     for name in PRESETS:
         found += [
@@ -70,6 +71,7 @@ def every_case() -> list[RecipeCase]:
             case(name, MIXTRAL, "ep", fsdp=2, expert=2),
             case(name, MIXTRAL, "ep-as-cp", fsdp=2, expert=2),
         ]
+    found += [case("mxfp8 dispatch_quantized=1", MIXTRAL, layout, fsdp=2, expert=2) for layout in ("ep", "ep-as-cp")]
     return [one for one in found if runs(one)]
 
 
@@ -96,7 +98,7 @@ def request_of(one: RecipeCase, engine: Engine, **options: object) -> Request:
         mesh_sizes=dict(one.sizes),
         engine=engine,
         remat="none",
-        precision=preset(one.recipe),
+        precision=recipe_of(one.recipe),
         **options,  # pyright: ignore[reportArgumentType]
     )
 

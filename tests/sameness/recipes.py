@@ -46,8 +46,8 @@ has the finding [SW404](findings/SW404.md), and then `moved` says of which opera
 
 **Losses.** {steps} steps of the same models. Elements are results of other products, which another layout or engine sums in another order;
 now and then a last bit decides between two codes, up to a quarter apart. Law 3 allows what another order of summation does on one
-device: the loss of a step may differ by {of_loss:g} times the root mean square over {orders} orders of all sums, of the largest step so far. A gradient in step
-1 may differ by twice the recipe's own error, which is how far the recipe moves it on one device. Both are shares of these bounds.
+device: the loss of a step may differ by {of_loss:g} times the root mean square over {orders} orders of all sums and of each expert's tokens, of the largest
+step so far. A gradient in step 1 may differ by twice the recipe's own error, which is how far the recipe moves it on one device. Both are shares of these bounds.
 {notes}
 `python -m tests.sameness.recipes` measures again and writes this page, as part of `make test-all`.
 
@@ -56,8 +56,8 @@ device: the loss of a step may differ by {of_loss:g} times the root mean square 
 """
 
 OLDER = """
-Bounds of 4 orders, measured before there were 16: all of `fp8-delayed`, `fp8-current` and `fp8-block`, those of PyTorch under `fp8-row`, and
-under `mxfp8` with llama3-test on 4 devices.
+Bounds of 4 orders, measured before there were 16: all of `fp8-current` and `fp8-block`, mixtral-test under `fp8-delayed`, those of PyTorch
+under `fp8-row`, and under `mxfp8` with llama3-test on 4 devices. Bounds of orders of sums alone, which are narrower: all of mixtral-test but `nvfp4`.
 """
 """In the page until all lines are measured again."""
 

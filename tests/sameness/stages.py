@@ -1,9 +1,10 @@
 """Trains every case in stages on JAX, compares it with one device, and writes its section of docs/sameness.md; fails where one is not the
 same.
 
-    python -m tests.sameness.stages [--only TEXT]
+    python -m tests.sameness.stages [--only TEXT | --new]
 
-With ``--only``, only cases with the text in their names are trained, and nothing is written.
+With ``--only``, only cases with the text in their names are trained, and nothing is written; with ``--new``, only those without a row on the
+page, which keeps the rows of the others.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 # The simulated devices of the tests, and their environment.
 import tests.conftest  # noqa: F401
 from tests.engine_jax.steps import STEPS, Case, Difference, assert_same, difference, run_of
-from tests.sameness.page import PAGE, with_section
+from tests.sameness.page import PAGE, section_of, with_section
 from tests.sameness.stage_cases import STAGED, TITLE
 
 HEAD = f"""Each case trains {STEPS} steps in stages, with schedule `circular`, and is compared with one device, as the cases above
@@ -26,15 +27,16 @@ HEAD = f"""Each case trains {STEPS} steps in stages, with schedule `circular`, a
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
+    parser.add_argument("--new", action="store_true")
     options = parser.parse_args()
-    found: dict[Case, Difference] = {}
+    found = rows_on(PAGE.read_text(encoding="utf-8")) if options.new else {}
     failed = 0
     for case in STAGED:
-        if options.only not in f"{case.model} {case}":
+        if case in found or options.only not in f"{case.model} {case}":
             continue
         ours, theirs = run_of(case, STEPS), run_of(case.alone, STEPS)
-        found[case] = difference(ours, theirs)
-        print(row(case, found[case]), flush=True)
+        found[case] = row(case, difference(ours, theirs))
+        print(found[case], flush=True)
         try:
             assert_same(ours, theirs, case.tolerance)
         except AssertionError as error:
@@ -45,15 +47,25 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def section(found: Mapping[Case, Difference]) -> str:
+def section(found: Mapping[Case, str]) -> str:
     lines = [HEAD, "| model | case | loss | gradient | of |", "|---|---|---:|---:|---|"]
-    return "\n".join([*lines, *(row(case, one) for case, one in found.items())])
+    return "\n".join([*lines, *(found[case] for case in STAGED)])
+
+
+def rows_on(page: str) -> dict[Case, str]:
+    """The rows of a page, of the cases that it has."""
+    lines = (section_of(page, TITLE) or "").splitlines()
+    return {case: line for case in STAGED for line in lines if line.startswith(name_of(case))}
+
+
+def name_of(case: Case) -> str:
+    """The first cells of a case's row."""
+    # A bar would end the cell.
+    return f"| {case.model} | {str(case).replace('|', '&#124;')} |"
 
 
 def row(case: Case, one: Difference) -> str:
-    # A bar would end the cell.
-    name = str(case).replace("|", "&#124;")
-    return f"| {case.model} | {name} | {one.loss:.1e} | {one.gradient:.1e} | {one.weight} |"
+    return f"{name_of(case)} {one.loss:.1e} | {one.gradient:.1e} | {one.weight} |"
 
 
 if __name__ == "__main__":

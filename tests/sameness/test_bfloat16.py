@@ -103,7 +103,7 @@ def run_of(case: Case) -> Run:
 
 def trained(plan: Plan) -> Run:
     assert not plan.errors, plan.errors
-    return run_plan(plan, compile_plan(plan, level=0), BATCHES, SEED)
+    return run_plan(plan, compile_plan(plan, level=0, xla_allow_excess_precision=False), BATCHES, SEED)
 
 
 @pytest.mark.parametrize("case", some(CASES, (0, 1)), ids=str)
@@ -118,7 +118,8 @@ LAST_BITS = 1e-6
 
 @pytest.mark.parametrize("remat", ["dots", "none"])
 def test_recomputation_changes_nothing(remat: str) -> None:
-    """Except for the last bits of float32, because XLA fuses other operations."""
+    """Except for the last bits of float32, because XLA fuses other operations. It must not omit roundings, which it would between
+    other operations here and there."""
     full, other = run_of(AGAIN), trained(make_plan(replace(request_of(AGAIN), remat=remat)))
     np.testing.assert_allclose(other.losses, full.losses, rtol=LAST_BITS)
     for ours, theirs in zip(other.gradients, full.gradients, strict=True):

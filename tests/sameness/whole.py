@@ -1,8 +1,9 @@
 """Trains every case, compares it with one device and writes docs/sameness.md; fails where a case is not the same.
 
-    python -m tests.sameness.whole [--jobs 2] [--only TEXT]
+    python -m tests.sameness.whole [--jobs 2] [--only TEXT | --new]
 
-With ``--only``, only cases with the text in their names are trained, and nothing is written.
+With ``--only``, only cases with the text in their names are trained, and the page keeps the rows of the others; with ``--new``, only those
+without a row.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import jax
 # The simulated devices of the tests, and their environment.
 import tests.conftest  # noqa: F401
 from tests.engine_jax.steps import Case, Difference, assert_same, difference
-from tests.sameness import stage_cases
+from tests.sameness import random_policies, stage_cases
 from tests.sameness.cases import MODELS, PAIRS, WHOLE
 from tests.sameness.measure import Measured, measured, watched
-from tests.sameness.page import PAGE, page, section_of, with_section
+from tests.sameness.page import COMPARED, PAGE, page, pairs_table, row, rows_on, section_of, with_section
 from tests.sameness.random_page import TITLES
 
 
@@ -30,9 +31,13 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", default="")
+    parser.add_argument("--new", action="store_true")
     options = parser.parse_args()
     start = time.monotonic()
-    cases = [case for case in WHOLE if options.only in f"{case.model} {case}"]
+    before = PAGE.read_text(encoding="utf-8")
+    some = options.new or options.only
+    had = rows_on(before) if some else {}
+    cases = [case for case in WHOLE if options.only in f"{case.model} {case}" and not (options.new and case in had)]
     # Cases of one model and one batch follow each other, so that few runs on one device are repeated.
     cases.sort(key=lambda case: (MODELS.index(case.model), case.settings, case.rows))
     found: dict[Case, Measured] = {}
@@ -47,13 +52,15 @@ def main() -> int:
                 failed.append(f"{case.model} {case}: {wrong}")
             seconds = time.monotonic() - start
             print(f"{seconds:6.0f} s {number:3d}/{len(cases)} {line(case, result, wrong)}", flush=True)
-        pairs = [] if options.only else list(pool.map(compared, PAIRS))
+        pairs = [] if some else list(pool.map(compared, PAIRS))
+    rows = {**had, **{case: row(one) for case, one in found.items()}}
+    failed += [f"{case.model} {case}: it has no row on the page" for case in WHOLE if case not in rows]
     for message in failed:
         print(f"not the same: {message}", file=sys.stderr)
-    if not options.only and not failed:
-        before, text = PAGE.read_text(encoding="utf-8"), page([found[case] for case in WHOLE], pairs)
+    if not failed:
+        text = page(rows, (section_of(before, COMPARED) or "") if some else "\n".join(pairs_table(pairs)))
         # Another command writes these sections: they are kept.
-        for title in (*TITLES.values(), stage_cases.TITLE):
+        for title in (*TITLES.values(), stage_cases.TITLE, random_policies.TITLE):
             if body := section_of(before, title):
                 text = with_section(text, title, body)
         PAGE.write_text(text, encoding="utf-8")

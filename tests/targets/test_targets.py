@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def compiled(case: Case) -> dict:
     arguments += ["--set", case.set] if case.set else []
     arguments += ["--microbatches", str(case.microbatches)] if options.microbatches else []
     arguments += ["--precision", case.precision] if case.precision else []
+    return run_compile(arguments)
+
+
+def run_compile(arguments: Sequence[str]) -> dict:
     command = [sys.executable, "-c", "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"]
     output = subprocess.run(
         [*command, "compile", *arguments, "--json"],
@@ -97,3 +102,33 @@ def test_a_program_agrees_with_its_prediction(name: str) -> None:
     held = output["compiled"]["memory"]["arguments_bytes"]
     # The batch and a counter are the only other arguments, except for padding to the chip's tiles.
     assert 0 <= held - state["weights_bytes"] - state["optimizer_bytes"] < 0.002 * held
+
+
+def test_a_single_layer_is_recomputed_as_several_are() -> None:
+    arguments = ["llama3-test", "--set", "num_layers=1", "--layout", "fsdp-tp", "--mesh", "fsdp=2,tensor=4"]
+    output = run_compile([*arguments, "--chips", "h100:1x8", "--batch", "8", "--length", "128"])
+    rows = [row for row in output["agreement"]["rows"] if row["predicted_bytes"]]
+    assert {row["state"] for row in rows} == {"matched"}, rows
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe"),
+    [
+        *((target, "fp8-current") for target in ("h100:1x8", "b200:1x8", "v5p:2x2x2", "v6e:2x4")),
+        *((target, "fp8-delayed") for target in ("h100:1x8", "v5p:2x2x2")),
+    ],
+)
+def test_weights_are_gathered_as_codes(target: str, recipe: str, tmp_path: Path) -> None:
+    """In FP8, each byte as planned; and on GPUs no product of codes is one of their values."""
+    (gathered := tmp_path / "gathered.yaml").write_text(f"recipe: {recipe}\ngather_quantized: true\n", encoding="utf-8")
+    arguments = ["llama3-test", "--set", "num_layers=2", "--layout", "fsdp", "--mesh", "fsdp=8", "--chips", target]
+    output = run_compile(
+        [*arguments, "--batch", "8", "--length", "128", "--dtype", "bfloat16", "--precision", str(gathered)]
+    )
+    gathers = [one for one in output["compiled"]["collectives"] if one["kind"] == "all-gather"]
+    of_layers = [one for one in gathers if any(name.startswith("layers.") for name in one["tensors"])]
+    assert of_layers
+    assert {dtype for one in of_layers for dtype in one["dtypes"]} == {"float8_e4m3fn"}
+    rows = [row for row in output["agreement"]["rows"] if row["kind"] == "all-gather"]
+    assert all(row["compiled_bytes"] == row["predicted_bytes"] for row in rows), rows
+    assert "SW314" not in {finding["code"] for finding in output["findings"]}

@@ -15,7 +15,7 @@ from shardwright.checkpoint.folder.names import step_of
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import Manifest, RunPoint, TensorInfo
 from shardwright.checkpoint.inspection import describe, verify
-from shardwright.checkpoint.reading.opened import Checkpoint, Latest, latest, open_checkpoint, open_newest
+from shardwright.checkpoint.reading.opened import Checkpoint, Latest, latest, open_checkpoint, open_newest, open_step
 from shardwright.checkpoint.retention.rules import Keep, Retention
 from shardwright.checkpoint.writing.data_file import OwnedBox
 from shardwright.checkpoint.writing.save import Save, commit, join_save, save_checkpoint, saving, write_part
@@ -39,6 +39,7 @@ __all__ = [
     "latest",
     "open_checkpoint",
     "open_newest",
+    "open_step",
     "save_checkpoint",
     "saving",
     "set_aside",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.checks import check, check_mesh
@@ -10,15 +10,17 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
 from shardwright.core.pipeline.ends import ends_request, with_sums
-from shardwright.core.pipeline.program import with_sums_of_ends
+from shardwright.core.pipeline.program import with_amaxes_of_ends, with_sums_of_ends
 from shardwright.core.pipeline.requests import chosen_stages, held_requests, stage_requests
 from shardwright.core.plan.collectives import step_collectives
-from shardwright.core.plan.memory import bytes_on_device, estimate_memory
+from shardwright.core.plan.memory import bytes_on_device, estimate_memory, narrowed_bytes
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.policies.runs import check_policy
 from shardwright.core.quantization.delayed import history_bytes
 from shardwright.core.quantization.derivation import quantized_weights
 from shardwright.core.quantization.products import quantized_layers
+from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
@@ -31,11 +33,24 @@ from shardwright.core.stages.choice import Choice
 def make_plan(request: Request) -> Plan:
     """The plan of a request, with every finding. A fix is planned and checked before it is printed.
 
-    Raises FindingsError where there can be no plan: the mesh sizes are not valid.
+    Raises FindingsError where there can be no plan: the mesh sizes are not valid; InputError for a policy of recomputation with names or
+    layers that the model does not have.
     """
+    check_policy(request.table, request.remat)
     check_mesh(request, resolve)
     plan = resolve(request)
     return replace(plan, findings=plan.findings + check(plan, resolve))
+
+
+def routed_evenly(plan: Plan) -> Plan:
+    """The plan of the same step where every expert gets the same number of rows. Without a given size, PyTorch's buffers have as many rows
+    as a rank receives, and a plan has those of the worst case. The plan itself where that is no more."""
+    request, pipeline = plan.request, plan.pipeline
+    if request.table.top_k is None or (request.expert_buffer is not None and request.expert_buffer <= 1):
+        return plan
+    stages = None if pipeline is None else pipeline.choice.text
+    even = resolve(replace(request, expert_buffer=1.0, stages=stages))
+    return plan if even.memory == plan.memory else even
 
 
 def resolve(request: Request) -> Plan:
@@ -47,6 +62,7 @@ def resolve(request: Request) -> Plan:
     sizes = {**activation_sizes(request, mesh), **_padded_scores(request.table, tensors)}
     components = request.table.components
     quantized = quantized_weights(request, mesh)
+    tensors = _resting(tensors, quantized, mesh)
     tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
     choice = chosen_stages(request, mesh)
     staged = choice is not None and not choice.faults
@@ -58,13 +74,21 @@ def resolve(request: Request) -> Plan:
         # In stages they are those of the slowest rank, and follow from the plans of stages.
         collectives=() if staged else step_collectives(request, mesh, tensors, quantized),
         memory=replace(
-            estimate_memory(request, mesh, tensors), amax_history_bytes=history_bytes(request, mesh, quantized)
+            estimate_memory(request, mesh, tensors),
+            amax_history_bytes=history_bytes(request, mesh, quantized),
+            narrowed_bytes=narrowed_bytes(request, mesh, tensors, quantized),
         ),
         choices=choices,
         findings=notes,
         quantized=quantized,
     )
     return _with_stages(plan, choice) if choice is not None and staged else plan
+
+
+def _resting(tensors: Iterable[TensorPlan], quantized: Iterable[QuantizedWeight], mesh: Mesh) -> tuple[TensorPlan, ...]:
+    """The weights with the bytes of codes and scales where they rest as these."""
+    resting = {one.name: one.rest_bytes(mesh) for one in quantized if one.rests}
+    return tuple(replace(row, bytes_per_device=resting[row.name]) if row.name in resting else row for row in tensors)
 
 
 def _with_stages(plan: Plan, choice: Choice) -> Plan:
@@ -77,18 +101,21 @@ def _with_stages(plan: Plan, choice: Choice) -> Plan:
     )
     of_ends = ends_request(request, mesh)
     ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends))
+    program = held[0] if request.engine == "jax" else None
     pipeline = planned_pipeline(request, mesh, choice, held, ends)
-    tensors = with_sums_of_ends(request, mesh, plan.tensors)
+    tensors = with_sums_of_ends(request, mesh, plan.tensors, ends)
     weights = [row for row in tensors if row.kind == "weight"]
+    quantized = with_amaxes_of_ends(request, mesh, plan.quantized, ends)
     return replace(
         plan,
         tensors=tensors,
+        quantized=quantized,
         pipeline=pipeline,
         stage_plans=tuple(plans),
         ends_plan=ends,
-        program=held[0] if request.engine == "jax" else None,
+        program=program,
         memory=memory_of(pipeline, pipeline.fullest, ends),
-        collectives=collectives_of(request, mesh, pipeline, plans, weights, ends),
+        collectives=collectives_of(request, mesh, pipeline, plans, weights, ends, program, quantized),
     )
 
 

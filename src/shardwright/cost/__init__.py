@@ -1,8 +1,10 @@
 """The numbers of each chip with their sources, and the time of a plan on a machine. docs/cost.md is its page.
 
+hops.py      collectives over an entire TPU slice: in one, in two hops or in chunks, by time
 moe.py       moving tokens or expert weights, by time
 stages.py    the units of a pipeline's stages, by time and bytes
 topology.py  SW201, SW202, SW204
+on_host.py   SW205: copies to the host that take longer than what they save
 on_links.py  SW201 of stages: links that are too slow or too fast for them
 calibration.py  numbers of chips by measurements on them
 price.py     adds all of these to a plan

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.core.plan.attention_kernels import LocalAttention, local_attention
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.cost.hardware.chips import CPU, ChipNumbers, Cited, Number
 from shardwright.cost.hardware.links import map_mesh
@@ -31,29 +32,12 @@ MOST = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionSize:
-    """Attention of one device: rows, queries, keys, heads, and the widths of keys and values."""
-
-    rows: int
-    queries: int
-    keys: int
-    heads: int
-    width: int
-    value_width: int
-
-    @property
-    def flops(self) -> float:
-        """Of the forward pass, with half of the scores."""
-        return self.rows * self.queries * self.keys * self.heads * (self.width + self.value_width)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What is measured for a plan, on each device at once. ``copied``: elements of the array that is copied."""
 
     dtype: str
     products: tuple[Shape, ...]
-    attention: AttentionSize | None
+    attention: LocalAttention | None
     copied: int
     collectives: tuple[PlannedCollective, ...]
 
@@ -112,7 +96,7 @@ def wanted(plan: Plan) -> Wanted:
     return Wanted(
         dtype=plan.request.dtype,
         products=tuple(sorted(flops, key=lambda shape: -flops[shape])[:MOST]),
-        attention=_attention(plan),
+        attention=local_attention(plan),
         copied=1 << 20 if stream is None else max(1 << 16, stream.bytes_per_device // 4),
         collectives=tuple(_chosen(sorted(seconds, key=lambda one: -seconds[one]))),
     )
@@ -276,23 +260,6 @@ def _chosen(ones: Sequence[PlannedCollective]) -> list[PlannedCollective]:
     return [*kinds.values(), *rest][: max(MOST, len(kinds))]
 
 
-def _attention(plan: Plan) -> AttentionSize | None:
-    rows = plan.by_name
-    names = ("attention.queries_attended", "attention.keys_attended", "attention.values_attended")
-    if not all(name in rows for name in names):
-        return None
-
-    def local(name: str) -> Mapping[str, int]:
-        tensor = rows[name]
-        dims = zip(tensor.in_use.dims, tensor.shape, strict=True)
-        return {dim.logical_axis: max(1, size // plan.mesh.size(dim.axes)) for dim, size in dims}
-
-    queries, keys, values = map(local, names)
-    return AttentionSize(
-        rows=max(1, queries["batch"] // plan.request.microbatches),
-        queries=queries["q_length"],
-        keys=keys["kv_length"],
-        heads=queries["heads"],
-        width=keys["head_dim"],
-        value_width=values["head_dim"],
-    )
+def attention_flops(size: LocalAttention) -> float:
+    """Flops of the forward pass, with half of the scores: of causal attention."""
+    return size.rows * size.queries * size.keys * size.heads * (size.width + size.value_width)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from shardwright.core.layout.auto import HOPS
 from shardwright.core.plan.moe_move import collectives_per_layer, moe_wire_bytes
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
@@ -21,9 +22,9 @@ COLLECTIVES: Mapping[str, str] = {"all-to-all": "all-to-all", "ring": "all-gathe
 
 def choose_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
     """The plan with the fastest option where the layout has `auto`, planned again if that changes the choice."""
-    if not plan.choices:
+    choice = next((one for one in plan.choices if one.what != HOPS), None)
+    if choice is None:
         return plan
-    (choice,) = plan.choices
     seconds = moe_seconds(plan, mapping)
     if seconds is None:
         return plan

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.layout.auto import HOPS, AutoChoice
 from shardwright.core.pipeline.derived import collectives_of
-from shardwright.core.plan.plan import MoeMove, Plan, StepCost
+from shardwright.core.plan.plan import Plan, StepCost
 from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.hops import choose_hops
 from shardwright.cost.moe import choose_by_time
 from shardwright.cost.stages import assign_by_time
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
@@ -29,7 +31,7 @@ def price(plan: Plan, machine: Machine) -> Plan:
     if machine.numbers is None:
         return plan
     mapping = map_mesh(plan.mesh, machine)
-    plan = assign_by_time(choose_by_time(plan, mapping), mapping)
+    plan = choose_hops(assign_by_time(choose_by_time(plan, mapping), mapping), mapping)
     by_reading = _timed_pipelines(plan, mapping)
     plan = _with_stages(plan, by_reading[0])
     used, low, high = (
@@ -66,7 +68,9 @@ def _with_stages(plan: Plan, timed: TimedPipeline | None) -> Plan:
     return replace(
         plan,
         pipeline=pipeline,
-        collectives=collectives_of(plan.request, plan.mesh, pipeline, plan.stage_plans, weights, plan.ends_plan),
+        collectives=collectives_of(
+            plan.request, plan.mesh, pipeline, plan.stage_plans, weights, plan.ends_plan, plan.program, plan.quantized
+        ),
         findings=_with_seconds(plan.findings, plan.pipeline, pipeline),
     )
 
@@ -90,7 +94,7 @@ def _between(chip: ChipNumbers, used: StepCost | None, low: StepCost | None, hig
 
 def _timed_choices(plan: Plan) -> Iterable[Finding]:
     """The plan's findings; the one about `auto` gets the times of its options."""
-    timed_choices = [choice for choice in plan.choices if choice.seconds]
+    timed_choices = [choice for choice in plan.choices if choice.seconds and choice.what != HOPS]
     for finding in plan.findings:
         if finding.code == "SW105" and timed_choices:
             yield _timed_choice(finding, timed_choices[0])
@@ -98,7 +102,7 @@ def _timed_choices(plan: Plan) -> Iterable[Finding]:
             yield finding
 
 
-def _timed_choice(finding: Finding, choice: MoeMove) -> Finding:
+def _timed_choice(finding: Finding, choice: AutoChoice) -> Finding:
     ordered = sorted(choice.seconds.items(), key=lambda item: item[1])
     most, least = ordered[-1][1], ordered[0][1]
     return replace(

@@ -1,4 +1,4 @@
-"""SW201, SW202 and SW204: axes on unsuitable links, and messages too small for their links."""
+"""SW201, SW202, SW204 and SW205: axes on unsuitable links, messages too small for their links, and copies to the host."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import bytes_text, count, every, percent, product
 from shardwright.core.mesh.divisors import divisors
-from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.planning import resolve
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.on_host import on_host
 from shardwright.cost.on_links import stages_on_links
 from shardwright.cost.steps.collectives import Rates, time_of
 from shardwright.cost.steps.step import Times, seconds_of, timed
@@ -83,6 +84,7 @@ def _drafts(timed_plan: TimedPlan) -> Iterator[Draft]:
     yield from stages_on_links(timed_plan.plan, timed_plan.mapping, timed_plan.seconds)
     yield from _open_lines(timed_plan)
     yield from _small_messages(timed_plan)
+    yield from on_host(timed_plan.plan, timed_plan.mapping)
 
 
 def _hot_axes_outside(timed_plan: TimedPlan) -> Iterator[Draft]:
@@ -168,13 +170,13 @@ def _open_lines(timed_plan: TimedPlan) -> Iterator[Draft]:
 
 
 def _seconds_if_closed(timed_plan: TimedPlan, axes: set[str]) -> float:
-    total = 0.0
-    for one in timed_plan.plan.collectives:
-        if axes & set(one.axes):
-            group = timed_plan.mapping.group(one.axes, one.subgroup)
-            group = replace(group, lines=tuple(replace(line, closed=line.size > 2) for line in group.lines))
-            total += seconds_of(one, time_of(one.kind, one.bytes_per_device, group, timed_plan.rates)) or 0
-    return total
+    return sum(_if_closed(timed_plan, one) for one in timed_plan.plan.collectives if axes & set(one.axes))
+
+
+def _if_closed(timed_plan: TimedPlan, one: PlannedCollective) -> float:
+    group = timed_plan.mapping.group(one.axes, one.subgroup)
+    group = replace(group, lines=tuple(replace(line, closed=line.size > 2) for line in group.lines))
+    return seconds_of(one, time_of(one.kind, one.bytes_per_device, group, timed_plan.rates)) or 0.0
 
 
 def _small_messages(timed_plan: TimedPlan) -> Iterator[Draft]:

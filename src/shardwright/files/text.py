@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
+import stat
+import time
 from pathlib import Path
 
 from shardwright.core.findings.errors import InputError
@@ -11,6 +15,9 @@ from shardwright.core.findings.position import Position, caret
 
 MAX_BYTES = 256 * 1024 * 1024
 """The largest file that is read as text; the index of a model of 671 B parameters has 9 MB."""
+
+WRITER_S = 2.0
+"""How long a pipe may have no program that writes to it."""
 
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 """The line breaks of YAML 1.1, so that line numbers here are those of the parser."""
@@ -23,12 +30,16 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a UTF-8 file, without a byte order mark.
 
     Raises InputError if the file does not exist, cannot be read, is a folder, is larger than
-    ``max_bytes`` or is not UTF-8. Pipes are read too, up to ``max_bytes``.
+    ``max_bytes`` or is not UTF-8. Pipes are read too, up to ``max_bytes``; one that nothing writes to is an error.
     """
     path = Path(path)
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+        with open(path, "rb", opener=_without_waiting) as file:
+            if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
+                data = _of_pipe(file.fileno(), path, max_bytes + 1)
+            else:
+                os.set_blocking(file.fileno(), True)
+                data = file.read(max_bytes + 1)
     except FileNotFoundError:
         raise InputError(_no_such_file(path)) from None
     except IsADirectoryError:
@@ -49,6 +60,31 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
         raise InputError(
             f"{path}: not UTF-8 text: byte 0x{bad[start]:02x} on line {line}. Save the file as UTF-8."
         ) from None
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a file. To open a pipe would otherwise wait for a program that writes to it."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _of_pipe(number: int, path: Path, most: int) -> bytes:
+    """What a pipe gives until its end. Raises InputError where no program has it open for writing within ``WRITER_S``."""
+    found, has_writer, deadline = bytearray(), False, time.monotonic() + WRITER_S
+    while len(found) < most:
+        try:
+            part = os.read(number, min(1 << 16, most - len(found)))
+        except BlockingIOError:
+            has_writer = True
+            select.select([number], [], [])
+            continue
+        found += part
+        if not part:
+            if found or has_writer:
+                break
+            if time.monotonic() > deadline:
+                raise InputError(f"{path}: a pipe that no program writes to. Write to it, or name a file.")
+            time.sleep(0.05)
+    return bytes(found)
 
 
 def place_of(text: str, index: int, source: str) -> Position:

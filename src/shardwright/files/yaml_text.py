@@ -19,6 +19,9 @@ from shardwright.core.findings.position import Located, Position
 from shardwright.files.scalar import plain_value
 from shardwright.files.text import error_at, place_of, read_text
 
+MAX_BYTES = 4 * 1024 * 1024
+"""The largest file that is read: the parser takes seconds for a MiB."""
+
 MAX_DEPTH = 50
 """Levels of nesting. A layout has four."""
 
@@ -62,8 +65,8 @@ _AT_CONTEXT = ("found unexpected end of stream", "', but got '<stream end>'", "c
 
 
 def read_yaml(path: str | Path) -> Located:
-    """The value of a YAML file. Raises InputError for a file that cannot be read or is not YAML."""
-    return parse_yaml(read_text(path), str(path))
+    """The value of a YAML file. Raises InputError for a file that cannot be read, is not YAML, or is larger than ``MAX_BYTES``."""
+    return parse_yaml(read_text(path, MAX_BYTES), str(path))
 
 
 def parse_yaml(text: str, source: str = "<text>") -> Located:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shardwright.core.findings.position import Located, Position
-from shardwright.core.layout.declaration import PLAIN_OPTIONS
+from shardwright.core.layout.declaration import plain_options
 from shardwright.core.layout.layout import Layout, RoleEntry
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.layout.role_reading import roles_everywhere
@@ -103,7 +103,7 @@ def _entry(entry: RoleEntry) -> str:
         fields.append(f"weights: {entry.weights}")
     if entry.sequence_parallel:
         fields.append("sequence_parallel: true")
-    fields += [f"{name}: {value}" for name in PLAIN_OPTIONS if (value := getattr(entry, name)) is not None]
+    fields += plain_options(entry)
     return str(entry.elsewhere) if len(fields) == 1 and entry.elsewhere else f"{{{', '.join(fields)}}}"
 
 

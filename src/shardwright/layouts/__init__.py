@@ -1,6 +1,7 @@
 """The presets, each a few lines of YAML in this folder, and loading of a user's own layout file.
 
 recipe_file.py  recipes of low precision by name, and loading of a user's own file
+policy_file.py  policies of recomputation, given as a text or by the path of a file
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.files import parse_yaml, read_yaml
+from shardwright.layouts.policy_file import load_policy
 from shardwright.layouts.recipe_file import load_recipe
 
-__all__ = ["FOLDER", "load_layout", "load_recipe", "preset_names"]
+__all__ = ["FOLDER", "load_layout", "load_policy", "load_recipe", "preset_names"]
 
 FOLDER = Path(__file__).parent
 

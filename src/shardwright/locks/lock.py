@@ -54,7 +54,7 @@ HOW = "Write one with: shardwright lock MODEL --layout NAME|FILE --out FILE"
 HELD = ("model", "layout", "mesh", "links", "engine", "batch", "length", "dtype", "load_balanced", "num_parameters")
 """The fields of a plan that a lock holds in addition to its lists, by their names in the plan."""
 
-HELD_IF_SET = ("optimizer", "master_dtype", "gradients_dtype", "average", "precision", "pipeline")
+HELD_IF_SET = ("optimizer", "master_dtype", "gradients_dtype", "average", "loss_chunks", "precision", "pipeline")
 """Those of its fields that a plan has only where they are not the default."""
 
 ONE_A_LINE = (

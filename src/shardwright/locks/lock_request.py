@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.layout import Engine
+from shardwright.core.mesh.hops import AUTO, WAYS
 from shardwright.core.model.optimizer import ADAMW
-from shardwright.core.resolution.request import FLOATS, REMAT_POLICIES
+from shardwright.core.policies.policy import BASES, read_policy
+from shardwright.core.resolution.request import FLOATS
 from shardwright.locks.saved_plan import (
     FLAG,
     NUMBER,
@@ -29,11 +32,10 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "dtype": FLOATS,
     "weights_dtype": FLOATS,
     "moments_dtype": FLOATS,
-    "remat": REMAT_POLICIES,
 }
 COUNTS = ("batch", "length", "microbatches")
 
-OPTIONS = ("layout", "mesh", *WORDS, *COUNTS)
+OPTIONS = ("layout", "mesh", *WORDS, "remat", *COUNTS)
 """Options that may be listed in ``by_default``."""
 
 FORMER: Mapping[str, str] = {"micro_steps": "microbatches"}
@@ -48,17 +50,20 @@ REQUEST: Fields = {
     "move": needed(object_of(TEXT)),
     "chips": or_null(TEXT),
     **dict.fromkeys(WORDS, needed(TEXT)),
+    "remat": needed(TEXT),
     **dict.fromkeys(COUNTS, needed(WHOLE)),
     "expert_buffer": or_null(NUMBER),
     "load_balance": maybe(FLAG),
     "optimizer": maybe(TEXT),
     "optimizer_set": maybe(object_of(TEXT)),
+    "loss_chunks": maybe(WHOLE),
     "average": or_null(NUMBER),
     "master_dtype": maybe(TEXT),
     "gradients_dtype": maybe(TEXT),
     "precision": maybe(TEXT),
     "schedule": maybe(TEXT),
     "stages": maybe(TEXT),
+    "hops": maybe(TEXT),
     "by_default": needed(TEXTS),
 }
 
@@ -92,12 +97,14 @@ class LockRequest:
     load_balance: bool = False
     optimizer: str = ADAMW.name
     optimizer_settings: Mapping[str, str] = field(default_factory=dict)
+    loss_chunks: int = 1
     average: float | None = None
     master_dtype: str | None = None
     gradients_dtype: str | None = None
     precision: str | None = None
     schedule: str | None = None
     stages: str | None = None
+    hops: str | None = None
     by_default: tuple[str, ...] = ()
 
     @property
@@ -125,10 +132,11 @@ class LockRequest:
             "load_balance": self.load_balance,
             **({} if self.optimizer == ADAMW.name else {"optimizer": self.optimizer}),
             **({"optimizer_set": dict(self.optimizer_settings)} if self.optimizer_settings else {}),
+            **({} if self.loss_chunks == 1 else {"loss_chunks": self.loss_chunks}),
             **({} if self.average is None else {"average": self.average}),
             **{
                 name: value
-                for name in ("master_dtype", "gradients_dtype", "precision", "schedule", "stages")
+                for name in ("master_dtype", "gradients_dtype", "precision", "schedule", "stages", "hops")
                 if (value := getattr(self, name)) is not None
             },
             "by_default": list(self.by_default),
@@ -142,10 +150,13 @@ class LockRequest:
         for name in found:
             if name not in REQUEST:
                 raise NotSavedError(f"{where} has '{name}', which is no option")
-        given = {name: FLOATS for name in ("master_dtype", "gradients_dtype") if name in found}
+        words = {"master_dtype": FLOATS, "gradients_dtype": FLOATS, "hops": (*WAYS, AUTO)}
+        given = {name: known for name, known in words.items() if name in found}
         for name, words in {**WORDS, **given}.items():
-            if found[name] not in words:
+            several = found[name].split(",") if name == "moments_dtype" else [found[name]]
+            if not set(several) <= set(words):
                 raise NotSavedError(f"'{name}' of {where} is '{found[name]}', and must be one of {', '.join(words)}")
+        _check_policy(found["remat"], where)
         by_default = found["by_default"]
         for name in by_default:
             if name not in OPTIONS:
@@ -158,19 +169,36 @@ class LockRequest:
             devices=found.get("devices"),
             move=found["move"],
             chips=found.get("chips"),
-            **{name: found[name] for name in (*WORDS, *COUNTS)},
+            **{name: found[name] for name in (*WORDS, "remat", *COUNTS)},
             expert_buffer=found.get("expert_buffer"),
             load_balance=found.get("load_balance", False),
             optimizer=found.get("optimizer", ADAMW.name),
             optimizer_settings=found.get("optimizer_set", {}),
+            loss_chunks=found.get("loss_chunks", 1),
             average=found.get("average"),
             master_dtype=found.get("master_dtype"),
             gradients_dtype=found.get("gradients_dtype"),
             precision=found.get("precision"),
             schedule=found.get("schedule"),
             stages=found.get("stages"),
+            hops=found.get("hops"),
             by_default=tuple(by_default),
         )
+
+
+def _check_policy(remat: str, where: str) -> None:
+    """Raises NotSavedError for a text that is no policy of recomputation. A file is read when the lock is planned."""
+    if "/" in remat:
+        return
+    try:
+        read_policy(remat, "'remat'")
+    except InputError as error:
+        detail = (
+            str(error)
+            if set(remat) & set("=@+,")
+            else f"'remat' of {where} is '{remat}', and must be one of {', '.join(BASES)}, or a policy"
+        )
+        raise NotSavedError(detail) from None
 
 
 def _renamed(value: object) -> object:

@@ -36,7 +36,7 @@ DECIDED = ("axes", "ranks", "virtual", "schedule", "placement", "stages_text")
 SPECS = ("at_rest", "in_use", "in_update")
 """The fields of a tensor that are specs."""
 
-NONE_IF_ABSENT = ("master_dtype", "gradients_dtype", "precision", "pipeline")
+NONE_IF_ABSENT = ("master_dtype", "gradients_dtype", "loss_chunks", "precision", "pipeline")
 """Fields that a plan without them does not have: one that only one side has differs."""
 
 
@@ -173,6 +173,11 @@ def _or_none(dtype: str | None, mesh: Mapping[str, int]) -> str:
     return dtype or "none"
 
 
+def _or_one(number: int | None, mesh: Mapping[str, int]) -> int:
+    del mesh
+    return 1 if number is None else number
+
+
 def _as_it_is(value: Any, mesh: Mapping[str, int]) -> Any:
     del mesh
     return value
@@ -187,6 +192,7 @@ NORMAL: Mapping[str, Callable[[Any, Mapping[str, int]], Any]] = {
     "roles": _roles,
     "master_dtype": _or_none,
     "gradients_dtype": _or_none,
+    "loss_chunks": _or_one,
     "precision": _precision,
     "pipeline": _pipeline,
 }

@@ -89,6 +89,7 @@ PLAN: Fields = {
     "optimizer": maybe(TEXT),
     "master_dtype": maybe(TEXT),
     "gradients_dtype": maybe(TEXT),
+    "loss_chunks": maybe(WHOLE),
     "average": maybe(NUMBER),
     "precision": maybe(OBJECT),
     "pipeline": maybe(OBJECT),
@@ -137,6 +138,8 @@ COLLECTIVE: Fields = {
     "ragged": maybe(FLAG),
     "group_size": maybe(WHOLE),
     "dtype": maybe(TEXT),
+    "at_once": maybe(WHOLE),
+    "compiled_as": maybe(TEXT),
 }
 CHOICE: Fields = {
     "what": needed(TEXT),

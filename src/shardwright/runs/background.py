@@ -1,4 +1,8 @@
-"""Asynchronous saves: a step waits for a copy of the state in host memory, and a thread writes the copy."""
+"""Asynchronous saves: the state is copied to host memory, and a thread writes the copy.
+
+A step waits for the copy only before it changes the state: what says of its boxes that they last until then is copied while the
+step computes.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +23,14 @@ from shardwright.checkpoint import (
     committed,
     write_part,
 )
+from shardwright.checkpoint.folder.directory import steps_at
 from shardwright.checkpoint.folder.names import step_directory
 from shardwright.checkpoint.format.part import part_name
-from shardwright.checkpoint.writing.copies import HostCopies
+from shardwright.checkpoint.writing.copies import Copying, HostCopies
 from shardwright.checkpoint.writing.save import explained
 from shardwright.runs.metrics.records import RunError
 from shardwright.runs.processes.group import Exchanging
-from shardwright.runs.saving import all_or_none, begin_together, save
+from shardwright.runs.saving import WithdrawnError, all_or_none, begin_together, save
 from shardwright.storage.files import read_regular, sizes_in, system_of, write_durable, write_small
 from shardwright.storage.url import Place
 from shardwright.training.options import Listener
@@ -80,10 +85,10 @@ class Saver:
                     f"the save of step {point.step:,} waited {time.perf_counter() - started:.1f} s for that of step "
                     f"{before.step:,}: with a larger --checkpoint-every it would not"
                 )
-        owned = self._copies.of(boxes)
         with ExitStack() as stack:
             begun = begin_together(self._out, point.step, self._group, stack, self._run)
-            self._flight = _Flight(begun, point, infos, owned, self._group, self._keep, stack.pop_all())
+            copying = self._copies.begin(boxes)
+            self._flight = _Flight(begun, point, infos, copying, self._group, self._keep, stack.pop_all())
         return step_directory(self._out, point.step)
 
     def _require_alone(self) -> None:
@@ -93,6 +98,11 @@ class Saver:
                 f"{others[0]}: another run has saved this step while this one was running. This one ends, and deletes nothing: "
                 f"two runs would delete and continue each other's checkpoints. Give each a folder of its own with --checkpoints."
             )
+
+    def wait_copied(self) -> None:
+        """Wait until the state in flight is copied. Called before it is updated; a copy that failed is an error of ``check``."""
+        if self._flight is not None:
+            self._flight.copying.wait()
 
     def check(self) -> None:
         """Raises the CheckpointError of a save in flight that has failed in this process. Called after every step."""
@@ -140,12 +150,12 @@ class _Flight:
         save: Save,
         point: RunPoint,
         infos: Sequence[TensorInfo],
-        boxes: Sequence[OwnedBox],
+        copying: Copying,
         group: Exchanging,
         keep: Keep,
         held: ExitStack,
     ) -> None:
-        self.step = point.step
+        self.step, self.copying = point.step, copying
         self._path, self._error = save.directory, None
         self._cancelled = threading.Event()
 
@@ -157,7 +167,7 @@ class _Flight:
             try:
                 with held:
                     try:
-                        write_part(save, infos, boxes, process=group.index)
+                        _write_own(save, infos, copying, group.index)
                         self._path = commit_all() if group.index == 0 else step_directory(save.out, save.step)
                     except BaseException as error:
                         _report_failure(save, group.index, error)
@@ -188,6 +198,20 @@ class _Flight:
         """Do not wait for other processes any more. What is incomplete is deleted."""
         self._cancelled.set()
         self._thread.join(PATIENCE_S)
+
+
+def _write_own(save: Save, infos: Sequence[TensorInfo], copying: Copying, process: int) -> None:
+    """Raises WithdrawnError where process 0 has deleted the save meanwhile, CheckpointError for any other failure."""
+    try:
+        write_part(save, infos, copying.boxes, process=process)
+    except CheckpointError as error:
+        final = step_directory(save.out, save.step)
+        if process and isinstance(error.__cause__, FileNotFoundError) and not steps_at(final).joined(final, save.name):
+            raise WithdrawnError(
+                f"{final}: process 0 ended this save before process {process} had written its part; its output says why. "
+                f"Nothing of it was kept, and earlier checkpoints are as they were."
+            ) from error
+        raise
 
 
 def _failure_name(process: int) -> str:

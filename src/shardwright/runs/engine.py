@@ -92,8 +92,11 @@ class Engine(Protocol):
         """Compile the step, where the framework compiles one."""
         ...
 
-    def step(self, batch: Batch) -> StepMetrics:
-        """Train one step on the rows of ``offsets``, and wait until it is done."""
+    def step(self, batch: Batch, before_update: Callable[[], None]) -> StepMetrics:
+        """Train one step on the rows of ``offsets``, and wait until it is done.
+
+        ``before_update`` is called once, before anything changes of the boxes that last until the update.
+        """
         ...
 
     def tensors(self) -> Sequence[TensorInfo]:

@@ -93,7 +93,7 @@ class Loop:
                     started = time.perf_counter()
                     with self.group.stepping(number):
                         batch = next(ahead)
-                        metrics = self.engine.step(batch)
+                        metrics = self.engine.step(batch, saver.wait_copied)
                     saver.check()
                     step_s = time.perf_counter() - started
                     times.append(step_s)

@@ -253,7 +253,12 @@ def _option(out: Path, saved_under: Place) -> str:
 
 
 def _require_run(checkpoint: Checkpoint) -> None:
-    """Raises InputError for weights that were imported: no run saved them."""
+    """Raises InputError for weights that were imported and for what a user's own program saved: no run saved them."""
+    if checkpoint.point.of_own_program:
+        raise InputError(
+            f"{checkpoint.directory}: a program of your own saved it, and no run of shardwright train, so there is none to go on "
+            f"with. Give another --out."
+        )
     metadata = checkpoint.point.metadata
     if METADATA in metadata and "steps" not in metadata:
         out = checkpoint.directory.parent.parent

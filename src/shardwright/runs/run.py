@@ -22,18 +22,19 @@ from shardwright.runs.partial import with_average
 from shardwright.runs.processes.group import Group, must_agree
 from shardwright.runs.processes.rendezvous import Connection, joined
 from shardwright.runs.resuming import Beginning, beginning, changes_of, older, open_weights, record_weights
-from shardwright.runs.source import open_source
+from shardwright.runs.source import open_source, published_folders
 from shardwright.storage.url import Place
 from shardwright.training.changes import Change, other_rows, recorded
 from shardwright.training.effects import effects
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome, Silent
 from shardwright.training.published import (
-    FOLDER,
     OTHER_FILES,
+    TOKENIZER,
     TOKENIZER_FILES,
     copied,
     found,
+    keep_tokenizer,
     published_folder,
     published_with,
 )
@@ -110,6 +111,8 @@ def _run(
         first, start = _begun(engine, options, plan, start, same, group, shown)
     else:
         first = _begun_with(weights, engine, options, group, shown)
+    if group.index == 0 and options.tokenizer is not None:
+        _keep_tokenizer(options.tokenizer, options, shown)
     begun = weights if start.checkpoint is None else start.checkpoint
     changes, next_row = _changed(start, same, options, shown)
     loop = Loop(
@@ -194,9 +197,16 @@ def _keep_files(weights: Place, options: RunOptions, shown: Listener) -> None:
     source = published_folder(weights)
     names = found(source, (*(TOKENIZER_FILES if options.tokenizer is None else ()), *OTHER_FILES))
     if names:
-        for target in dict.fromkeys((options.out / FOLDER, options.saved_under / FOLDER)):
+        for target in published_folders(options):
             with copied(source, target, names):
                 shown.say(f"copied to {target}: {', '.join(names)}")
+
+
+def _keep_tokenizer(tokenizer: Place, options: RunOptions, shown: Listener) -> None:
+    """Copy a tokenizer that was given to the same folders, for the same reasons. Raises InputError where it cannot be copied."""
+    for target in published_folders(options):
+        if keep_tokenizer(tokenizer, target):
+            shown.say(f"copied to {target}: {TOKENIZER}")
 
 
 def _begun(

@@ -79,13 +79,21 @@ def begin_together(out: Place, step: int, group: Exchanging, stack: ExitStack, r
     return all_or_none(group, f"{name}, join", lambda: begun or join_save(out, step, joined))
 
 
+class WithdrawnError(CheckpointError):
+    """Process 0 has ended a save, and deleted what there was of it, before this process had written its part.
+
+    What failed is process 0's to say: this error is only its consequence.
+    """
+
+
 Result = TypeVar("Result")
 
 
 def all_or_none(group: Exchanging, name: str, do: Callable[[], Result]) -> Result:
     """The result of ``do``, once it has succeeded in every process.
 
-    Raises the CheckpointError of ``do`` if it failed here; if it failed in another process, one that names that process.
+    Raises the CheckpointError of ``do`` if it failed here; if it failed in another process, or if the one here is a consequence of
+    that, one that names that process.
     """
     result, error = None, None
     try:
@@ -93,7 +101,7 @@ def all_or_none(group: Exchanging, name: str, do: Callable[[], Result]) -> Resul
     except CheckpointError as raised:
         error = raised
     errors = group.exchange(name, None if error is None else str(error))
-    if error is not None:
+    if error is not None and not isinstance(error, WithdrawnError):
         raise error
     for value, process in errors:
         if value is not None:

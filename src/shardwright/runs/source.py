@@ -30,7 +30,7 @@ def open_source(options: RunOptions, plan: Plan) -> Source:
 
 
 def tokenizer_of(options: RunOptions) -> Place | None:
-    """The tokenizer that is given; else the one that came with the weights of a run; else None, which is bytes.
+    """The tokenizer that is given; else the one that the run had before, or that came with its weights; else None, which is bytes.
 
     A run that goes on finds it in its own folder, or in that of its checkpoints, where it was copied to. Raises InputError for a
     store that cannot be read.
@@ -38,10 +38,15 @@ def tokenizer_of(options: RunOptions) -> Place | None:
     if options.tokenizer is not None:
         return options.tokenizer
     goes_on = options.resume or options.resume_from is not None
-    folders = list(dict.fromkeys((options.out / FOLDER, options.saved_under / FOLDER))) if goes_on else []
+    folders = list(published_folders(options)) if goes_on else []
     if options.weights is not None:
         folders.append(published_folder(options.weights))
     return next((folder / TOKENIZER for folder in folders if found(folder, [TOKENIZER])), None)
+
+
+def published_folders(options: RunOptions) -> tuple[Place, ...]:
+    """Where a run keeps the files that belong to its weights: in its own folder, and in that of its checkpoints."""
+    return tuple(dict.fromkeys((options.out / FOLDER, options.saved_under / FOLDER)))
 
 
 def batches(

@@ -114,9 +114,10 @@ def owner_of(name: str) -> str:
 
 def saved_as(plan: Plan, name: str) -> str:
     """What a tensor of a checkpoint is sharded as, by the names of ``saved_boxes``: its weight, or the update of that, where it is kept for
-    a weight whose update is sharded in another way."""
+    a weight whose update is sharded in another way. A weight that rests as codes is that of its update."""
     owner = owner_of(name)
-    row = None if owner == name else next((row for row in plan.weights if row.name == owner), None)
+    of_update = owner != name or any(one.rests for one in plan.quantized if one.name == owner)
+    row = next((row for row in plan.weights if row.name == owner), None) if of_update else None
     return UPDATE + owner if row is not None and row.update_is_sharded else owner
 
 

@@ -153,6 +153,22 @@ OPTIMIZERS: Mapping[str, Row] = {
 other formulas in each: they go by ``optax:`` and ``torch:``."""
 
 
+NOT_HERE: Mapping[str, str] = {
+    "muon": "it multiplies the entire matrix of a weight with itself, and layers are stacked or sharded here: optax would take it for embedding and "
+    "logits alone and Adam for all layers, torch.optim takes no weight of another number of dims",
+    "adafactor": "what it keeps has the shape of a row and of a column of a weight, and state is sharded, saved and resharded as its weight is",
+}
+"""Optimizers that libraries have, and under which a layout would change numbers, or has no boxes for the state."""
+
+
+def check_here(name: str) -> None:
+    """Raises InputError for an optimizer of ``NOT_HERE``, of a library or not: ``contrib.muon``."""
+    why = NOT_HERE.get(name.lower().removeprefix("contrib."))
+    if why is not None:
+        known = ", ".join(sorted(OPTIMIZERS))
+        raise InputError(f"--optimizer: '{name}' is not run: {why}. Give one that both engines have: {known}.")
+
+
 def is_own(optimizer: Optimizer) -> bool:
     """Whether it is an engine's own, as ``optax:lamb``."""
     return ":" in optimizer.name
@@ -164,6 +180,7 @@ def optimizer_of(name: str, settings: Mapping[str, str]) -> Optimizer:
     >>> optimizer_of("sgd", {"momentum": "0.5"}).text
     'sgd momentum=0.5 nesterov=false'
     """
+    check_here(name)
     row = OPTIMIZERS.get(name)
     if row is None:
         raise InputError(

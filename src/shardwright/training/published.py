@@ -84,16 +84,19 @@ def found(folder: Place, names: Sequence[str]) -> tuple[str, ...]:
 
 
 @contextmanager
-def copied(source: Place, target: Place, names: Sequence[str]) -> Iterator[None]:
+def copied(source: Place, target: Place, names: Sequence[str], *, instead_of: Sequence[str] = ()) -> Iterator[None]:
     """Files of a folder in another one, which is made where it is missing. Each appears complete, and replaces one of its name.
 
-    Those that are new are deleted again if the block fails. Raises InputError for a file that cannot be read or written.
+    ``instead_of``: names that belong to the same weights: files of other weights are deleted. If the block fails, all files are as they
+    were. Raises InputError for a file that cannot be read or written.
     """
-    made, new = False, list(names)
+    made, before = False, dict[str, bytes]()
     try:
         try:
-            if names:
-                made, new = not exists(target), [name for name in names if not exists(target / name)]
+            made = bool(names) and not exists(target)
+            there = files_in(target, list(dict.fromkeys((*names, *instead_of))))
+            before = {name: read_regular(target / name, MAX_BYTES) for name in there}
+            remove_files([target / name for name in there if name not in names])
             for name in names:
                 make_folder(target)
                 replace_file(target / name, read_regular(source / name, MAX_BYTES))
@@ -102,7 +105,26 @@ def copied(source: Place, target: Place, names: Sequence[str]) -> Iterator[None]
         yield
     except BaseException:
         with suppress(OSError):
-            remove_files([target / name for name in new if exists(target / name)])
+            remove_files([target / name for name in names if name not in before and exists(target / name)])
+            for name, data in before.items():
+                replace_file(target / name, data)
             if made:
                 remove_folder(target)
         raise
+
+
+def keep_tokenizer(tokenizer: Place, target: Place) -> bool:
+    """Put the tokenizer of a run in a folder, in place of another one and of the files that belong to that. False where it is there.
+
+    Raises InputError for a file that cannot be read or written.
+    """
+    try:
+        text, there = read_regular(tokenizer, MAX_BYTES), target / TOKENIZER
+        if exists(there) and read_regular(there, MAX_BYTES) == text:
+            return False
+        make_folder(target)
+        remove_files([target / name for name in TOKENIZER_FILES if name != TOKENIZER and exists(target / name)])
+        replace_file(there, text)
+    except OSError as error:
+        raise InputError(f"{error.filename or target}: cannot be copied: {error.strerror or error}.") from None
+    return True

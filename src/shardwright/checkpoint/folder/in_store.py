@@ -18,7 +18,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 
 from shardwright.checkpoint.folder.names import STEP, saved_before
 from shardwright.checkpoint.format.errors import CheckpointError
@@ -40,10 +40,12 @@ class UnknownOutcomeError(CheckpointError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What is in a folder of checkpoints besides them: ``leftovers`` and what is ``unknown``, by name."""
+    """What is in a folder of checkpoints besides them: ``leftovers`` and what is ``unknown``, by name. ``written``: when the store got the
+    last object of a step's folder, by its own clock, where it says that."""
 
     leftovers: tuple[Url, ...]
     unknown: tuple[Url, ...]
+    written: tuple[datetime, ...]
 
 
 class InStore:
@@ -171,6 +173,7 @@ def _found_in(checkpoints: Url) -> _Found:
         return _Found(
             leftovers=tuple(sorted(one for each_step in left for one in each_step)),
             unknown=tuple(checkpoints / one.name for one in there if not (one.is_folder and STEP.fullmatch(one.name))),
+            written=_last(one for _, items in inside for one in items),
         )
 
 
@@ -211,11 +214,18 @@ def _abandon(attempt: Url) -> None:
 
 
 def _remove_dead(checkpoints: Url, run: str | None) -> None:
-    """Delete the leftovers of ``run``, and those of others of which nothing was written for ``DEAD_AFTER``. Raises OSError."""
-    for leftover in _found_in(checkpoints).leftovers:
-        below = _files_of(leftover)
-        if (run is not None and leftover.name.startswith(f"{run}-")) or _is_old(below):
-            remove([leftover / one.name for one in below])
+    """Delete the leftovers of ``run``, and those of others of which nothing was written for ``DEAD_AFTER`` before the last object of the
+    folder. Raises OSError.
+
+    Only times of the store are compared: by the clock of a machine that is a day fast every attempt under way would be dead.
+    """
+    found = _found_in(checkpoints)
+    below = {leftover: _files_of(leftover) for leftover in found.leftovers}
+    last = max((*found.written, *(time for files in below.values() for time in _last(files))), default=None)
+    for leftover, files in below.items():
+        of_ours = run is not None and leftover.name.startswith(f"{run}-")
+        if of_ours or (last is not None and any(last - time > DEAD_AFTER for time in _last(files))):
+            remove([leftover / one.name for one in files])
 
 
 def _leftovers(step: Url, items: tuple[Entry, ...]) -> list[Url]:
@@ -260,11 +270,11 @@ def _remove_below(folder: Url) -> None:
     remove([folder / one.name for one in entries_below(folder)])
 
 
-def _is_old(below: Iterable[Entry]) -> bool:
-    """Whether the last of these objects was written long ago. False where the store does not say when."""
-    times = [one.modified for one in below]
-    known = [one for one in times if one is not None]
-    return 0 < len(known) == len(times) and datetime.now(UTC) - max(known) > DEAD_AFTER
+def _last(objects: Iterable[Entry]) -> tuple[datetime, ...]:
+    """When the last of these objects was written, by the store's clock. Nothing where it does not say so of each."""
+    times = [one.modified for one in objects if not one.is_folder]
+    known = [time for time in times if time is not None]
+    return (max(known),) if known and len(known) == len(times) else ()
 
 
 def _steps(items: Iterable[Entry]) -> list[str]:

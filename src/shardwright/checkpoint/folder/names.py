@@ -13,6 +13,8 @@ In an object store they are those of ``in_store.py``.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from pathlib import Path
 
 from shardwright.checkpoint.format.errors import CheckpointError
 from shardwright.storage.url import Place
@@ -22,6 +24,14 @@ LEFTOVER = re.compile(r"step-([0-9]{8,})\.(saving|deleting)-[0-9a-f]{8}")
 SET_ASIDE = re.compile(r"step-([0-9]{8,})\.(damaged|set-aside)-[0-9a-f]{8}")
 LOCK = ".lock"
 CHECKPOINTS = "checkpoints"
+OF_OTHERS = {
+    ".metadata": ("torch.distributed.checkpoint", "dcp"),
+    "_CHECKPOINT_METADATA": ("Orbax", "orbax"),
+    "_METADATA": ("Orbax", "orbax"),
+    "model.safetensors.index.json": ("Hugging Face", "huggingface"),
+    "model.safetensors": ("Hugging Face", "huggingface"),
+}
+"""A file by which a folder of another program is known: the program, and what ``ckpt import`` calls it."""
 
 
 def checkpoints_directory(out: Place) -> Place:
@@ -39,7 +49,15 @@ def step_of(directory: Place) -> int | None:
 
 
 def no_checkpoint(directory: Place) -> CheckpointError:
-    """The error of a folder that has no checkpoint."""
+    """The error of a folder that has no checkpoint of ours; it says so if the files of another program are there."""
+    if isinstance(directory, Path):
+        for file, (program, word) in OF_OTHERS.items():
+            with suppress(OSError, ValueError):
+                if (directory / file).is_file():
+                    return CheckpointError(
+                        f"{directory}: this is a folder of {program}, and no checkpoint of ours. shardwright ckpt import {word} "
+                        f"FOLDER --out OUT makes one of it."
+                    )
     return CheckpointError(
         f"{directory}: there is no checkpoint here. Give the --out of a run, or the directory of one step, "
         f"as in OUT/checkpoints/step-00000010."
@@ -50,5 +68,5 @@ def saved_before(final: Place) -> CheckpointError:
     """The error of a step that exists."""
     return CheckpointError(
         f"{final}: this step was saved before, and a checkpoint is never overwritten. "
-        f"Move it away, or give this run a directory of its own with --out."
+        f"Move it away, or give this one a folder of its own (--out of a run)."
     )

@@ -83,7 +83,7 @@ class OnDisk:
                 if is_claimed(leftover):
                     raise CheckpointError(
                         f"{leftover}: another process is saving this checkpoint: its lock, {leftover.parent / LOCK}, was deleted. "
-                        f"Wait until it ends, or give this run a directory of its own with --out."
+                        f"Wait until it ends, or give this one a folder of its own (--out of a run)."
                     )
                 _remove(leftover)
             _refuse_to_overwrite(final)
@@ -160,7 +160,7 @@ def _only_writer(directory: Path) -> Iterator[None]:
         if error.by_lock:
             raise CheckpointError(
                 f"{directory}: {error.note} is saving a checkpoint here. "
-                f"Wait until it ends, or give this run a directory of its own with --out."
+                f"Wait until it ends, or give this one a folder of its own (--out of a run)."
             ) from None
     if descriptor is None:
         yield

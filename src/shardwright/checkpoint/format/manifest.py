@@ -20,6 +20,10 @@ TIME = "%Y-%m-%dT%H:%M:%SZ"
 """How a time is written: UTC, to the second."""
 
 
+PROGRAM = "program"
+"""The key of the metadata that says which framework saved a user's own program."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorInfo:
     """One tensor of the state: its global shape, the name of its dtype, and its spec in the notation."""
@@ -65,6 +69,11 @@ class RunPoint:
     mesh: Mapping[str, int]
     metadata: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def of_own_program(self) -> bool:
+        """Whether a user's own program saved it, and no run of ours: its model is none of ours."""
+        return PROGRAM in self.metadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,9 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.storage.files import each
 from shardwright.storage.url import Place, parsed_place
 
+SHOWN_STEPS = 20
+"""So many steps are named where another one was asked for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
@@ -181,6 +184,32 @@ def open_newest(directory: Place | str) -> Checkpoint:
     if not found:
         raise no_checkpoint(directory)
     return open_checkpoint(found[0])
+
+
+def open_step(directory: Place | str, step: int) -> Checkpoint:
+    """Opens a step of the directory of a run. The directory of one step may be given, if it is this one.
+
+    Raises CheckpointError for a step that is not there, with those that are.
+    """
+    directory = parsed_place(directory)
+    if is_step(directory):
+        checkpoint = open_checkpoint(directory)
+        if checkpoint.point.step != step:
+            raise CheckpointError(
+                f"{directory}: it is of step {checkpoint.point.step}, and step {step} was asked for. Give the folder of all steps, or "
+                f"leave out the step."
+            )
+        return checkpoint
+    there = {step_of(one): one for one in committed(directory)}
+    if not there:
+        raise no_checkpoint(directory)
+    if step not in there:
+        newest = [str(number) for number in there][:SHOWN_STEPS]
+        more = f", and {len(there) - SHOWN_STEPS:,} older ones" if len(there) > SHOWN_STEPS else ""
+        raise CheckpointError(
+            f"{directory}: there is no checkpoint of step {step}. Those there, the newest first: {', '.join(newest)}{more}."
+        )
+    return open_checkpoint(there[step])
 
 
 def latest(out: Place | str) -> Latest:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import xxhash
@@ -29,19 +30,26 @@ MAX_FILE_BOXES = 100_000
 """A new file is also started before the header grows past the 100 MB that the safetensors library reads."""
 
 
+Lasts = Literal["now", "until the update", "always"]
+"""How long elements stay as they are: until the save returns, until the program says that it updates its state, or for good."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnedBox:
     """One box of one tensor, with its elements, as its owner passes it to a save.
 
     ``array`` has the box's shape and the tensor's dtype (or opaque elements of the same width). Or it is a
     function that returns this array when the box is written, so that device memory is copied box by box.
-    ``lasting``: its elements never change, so an asynchronous save needs no copy of them.
+    ``lasts``: how much time an asynchronous save has to copy the elements; those that last always need no copy.
+    ``copy``: how to copy elements that are not in host memory, or need a look afterwards; it is given an earlier copy, whose memory
+    it may use again, and returns what ``array`` would.
     """
 
     name: str
     box: Box
     array: np.ndarray | Callable[[], np.ndarray]
-    lasting: bool = False
+    lasts: Lasts = "now"
+    copy: Callable[[np.ndarray | None], np.ndarray] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

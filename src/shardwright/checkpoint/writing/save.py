@@ -146,9 +146,10 @@ def write_part(
         duplicate = next(name for name in names if names.count(name) > 1)
         raise CheckpointError(f"two tensors are called '{duplicate}'. Give each a name of its own.", code="SW504")
     for info in tensors:
+        require_name(info.name)
         if info.dtype not in DTYPES:
             raise CheckpointError(
-                f"tensor '{info.name}': a checkpoint does not hold dtype '{info.dtype}'. {did_you_mean(info.dtype, DTYPES)}",
+                f"tensor '{info.name}': a checkpoint does not hold dtype '{info.dtype}'. Those it holds: {', '.join(DTYPES)}.",
                 code="SW504",
             )
     owned = [(_info_of(box, known), box) for box in boxes]
@@ -167,6 +168,17 @@ def write_part(
         written = list(each(save.directory, write, enumerate(grouped(joined(own, most), most))))
         rows = [(numbers[box.info.name], number, box) for number, (_, stored) in enumerate(written) for box in stored]
         write_durable(save.directory / part_name(process), part_bytes([file for file, _ in written], rows, piece_bytes))
+
+
+def require_name(name: str) -> None:
+    """Raises CheckpointError for a name that no file can have as UTF-8."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(
+            f"tensor {name!a}: its name has half of a surrogate pair, which is no character. Give it another name.",
+            code="SW504",
+        ) from None
 
 
 def _one_at_a_time(owned: OwnedBox, reading: Lock) -> OwnedBox:

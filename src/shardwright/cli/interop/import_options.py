@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, UseAppendAction, arg, subcommand
 
-from shardwright.cli.typed.options import Count, Flag, Text
+from shardwright.cli.typed.options import Count, Flag, Schedule, Text
 from shardwright.cli.typed.verbs import Verb
 
 File = Annotated[Positional[str], arg(metavar="FILE", help_behavior_hint="")]
@@ -120,22 +120,36 @@ class ImportVerb:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportVerb:
-    """Write a layout for another program: MaxText's rules, which store each weight as the plan does."""
+    """Write a layout for another program: MaxText's rules or TorchTitan's degrees, which store each weight as the plan does."""
 
-    to: Annotated[Positional[Literal["maxtext"]], arg(metavar="maxtext", help_behavior_hint="")]
+    to: Annotated[
+        Positional[Literal["maxtext", "torchtitan"]], arg(metavar="maxtext|torchtitan", help_behavior_hint="")
+    ]
     """The program."""
     layout: Annotated[Positional[str], arg(metavar="NAME|FILE", help_behavior_hint="")]
     """A preset, or the path of a layout file."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(required)")] = None
-    """The model whose tensors the rules must shard as the layout does, as mixtral-8x7b."""
+    """The model whose tensors must be sharded as by the layout, as mixtral-8x7b."""
     set: Settings = ()
     """Dimensions of the model, as num_layers=2."""
     mesh: Annotated[Text, arg(metavar="AXIS=SIZE,...", help_behavior_hint="(default: the layout's)")] = None
     """Sizes of mesh axes, as fsdp=2,expert=4."""
     devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: the product of the sizes)")] = None
     """Number of devices."""
+    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the model's)")] = None
+    """Rows of a global step."""
+    length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the model's)")] = None
+    """Tokens of a row."""
+    microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
+    """Microbatches of a step, one after the other."""
+    schedule: Annotated[Schedule, arg(help_behavior_hint="(default: the layout's or the engine's)")] = None
+    """The order in which the stages of a pipeline compute."""
+    stages: Annotated[Text, arg(metavar="UNITS", help_behavior_hint="(default: shared out by their work)")] = None
+    """The units of each stage of a pipeline, as Et*3|(tt|)*29L."""
     move: Annotated[Text, arg(metavar="WHAT=HOW,...", help_behavior_hint="(default: the layout's)")] = None
     """How keys and tokens are moved, as moe=weights."""
+    remat: Annotated[Text, arg(metavar="POLICY|FILE", help_behavior_hint="(default: full)")] = None
+    """What layers keep for the backward pass, as keep=attention.queries,host=residual.stream."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: to stdout)")] = None
     """Write the rules here."""
     json: Flag = False

@@ -10,14 +10,14 @@ from typing import Any
 
 from shardwright.cli.reviewing.locked_request import options_of
 from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
+from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import typed_request, with_sizes
+from shardwright.cli.typed.request import planned, typed_request, with_sizes
 from shardwright.cli.typed.values import mesh_sizes
 from shardwright.cli.typed.verbs import DiffVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.planning import make_plan
 from shardwright.layouts import load_layout
 from shardwright.locks.difference import difference
 from shardwright.locks.lock import Lock
@@ -25,6 +25,7 @@ from shardwright.locks.lock import Lock
 
 def run_diff(verb: DiffVerb) -> int:
     """Print what moves from A to B. Always 0."""
+    verb = with_named_model(verb)
     sides = (verb.a, verb.b)
     saved = {side: read_saved(side) for side in sides if is_saved(side)}
     model, options = verb.model, verb.plan
@@ -72,7 +73,8 @@ def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, An
         options = replace(options, mesh=None)
         sizes = {**common, **sizes}
     try:
-        return make_plan(with_sizes(typed_request(model, name, options).request, sizes)).to_json()
+        typed = typed_request(model, name, options)
+        return planned(replace(typed, request=with_sizes(typed.request, sizes))).to_json()
     except FindingsError:
         own = f"Give axis sizes for it alone after its name, as in {name}:AXIS=SIZE,..."
         sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")

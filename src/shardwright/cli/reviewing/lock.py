@@ -13,6 +13,7 @@ from typing import Any
 
 from shardwright.cli.reviewing.locked_request import request_of
 from shardwright.cli.reviewing.saved_plan import read_json_file
+from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
 from shardwright.cli.typed.verbs import LockVerb
@@ -33,6 +34,7 @@ def run_lock(verb: LockVerb) -> int:
         from shardwright.cli.running.compile import prepare
 
         prepare(verb.plan)
+    verb = with_named_model(verb)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if plan.faults:

@@ -15,6 +15,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.recipes.presets import PRESETS
 from shardwright.layouts import preset_names
+from shardwright.layouts.policy_file import is_file
 from shardwright.locks.lock import Lock
 from shardwright.locks.lock_request import LockRequest
 
@@ -39,18 +40,20 @@ def request_of(
         dtype=request.dtype,
         weights_dtype=request.weights_dtype,
         moments_dtype=request.moments_dtype,
-        remat=request.remat,
+        remat=_from_folder(options.remat, lock) if options.remat and is_file(options.remat) else request.remat,
         microbatches=request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balanced,
         optimizer=request.optimizer.name,
         optimizer_settings=settings(options.optimizer_set, "--optimizer-set"),
+        loss_chunks=request.loss_chunks,
         average=request.average,
         master_dtype=request.master_dtype,
         gradients_dtype=request.gradients_dtype,
         precision=_named(options.precision, tuple(PRESETS), lock),
         schedule=options.schedule,
         stages=options.stages,
+        hops=options.hops,
         by_default=tuple(option.removeprefix("--").replace("-", "_") for option in typed.chosen),
     )
 
@@ -82,18 +85,20 @@ def options_of(request: LockRequest, path: Path) -> PlanOptions:
         weights_dtype=None if "weights_dtype" in left_open else request.weights_dtype,
         moments_dtype=None if "moments_dtype" in left_open else request.moments_dtype,
         dtype=None if "dtype" in left_open else request.dtype,
-        remat=None if "remat" in left_open else request.remat,
+        remat=None if "remat" in left_open else _from_here(request.remat, path),
         microbatches=None if "microbatches" in left_open else request.microbatches,
         expert_buffer=request.expert_buffer,
         load_balance=request.load_balance,
         optimizer=None if request.optimizer == ADAMW.name else request.optimizer,
         optimizer_set=_words(request.optimizer_settings),
+        loss_chunks=None if request.loss_chunks == 1 else request.loss_chunks,
         average=request.average,
         master_dtype=request.master_dtype,
         gradients_dtype=request.gradients_dtype,
         precision=None if request.precision is None else _from_here(request.precision, path),
         schedule=request.schedule,
         stages=request.stages,
+        hops=request.hops,
     )
 
 

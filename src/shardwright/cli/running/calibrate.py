@@ -21,8 +21,10 @@ from pathlib import Path
 from shardwright.cli.running.ranks import is_rank, launch
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import CalibrateVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.plan.plan import Plan
@@ -47,6 +49,7 @@ def run_calibrate(verb: CalibrateVerb, arguments: Sequence[str]) -> int:
     """Measure and write the file. Returns 1 if a process that measured failed; it has said why."""
     if verb.repeats < 1:
         raise InputError(f"--repeats is {verb.repeats}, and must be at least 1.")
+    verb = with_named_model(verb, shows=MEASURING not in os.environ)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if plan.errors:
@@ -124,10 +127,11 @@ def _short(plan: Plan) -> tuple[int, ...]:
 
 def _short_run(verb: CalibrateVerb, plan: Plan, layers: int, arguments: Sequence[str], folder: Path) -> ShortRun | None:
     """A run of so many layers; None where it failed, which it has said."""
-    given = (*verb.plan.set, (f"num_layers={layers}",))
-    short = typed_request(verb.model, verb.layout, replace(verb.plan, set=given))
+    dimensions = settings(verb.plan.set) | {"num_layers": str(layers)}
+    given = [f"{name}={value}" for name, value in dimensions.items()]
+    short = typed_request(verb.model, verb.layout, replace(verb.plan, set=(tuple(given),)))
     out = folder / f"layers{layers}"
-    command = ["train", *_plan_arguments(arguments), "--set", f"num_layers={layers}"]
+    command = ["train", *_plan_arguments(arguments), "--set", *given]
     command += ["--steps", str(SHORT_STEPS), "--out", str(out), "--devices", str(plan.mesh.num_devices)]
     environment = {name: value for name, value in os.environ.items() if name != MEASURING}
     done = subprocess.run(
@@ -141,15 +145,21 @@ def _short_run(verb: CalibrateVerb, plan: Plan, layers: int, arguments: Sequence
 
 
 def _plan_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a plan, without those of `calibrate` alone, and without chips and devices."""
-    kept, skip = [], 0
+    """The arguments of a plan, without those of `calibrate` alone, and without chips, devices and dimensions.
+
+    >>> _plan_arguments("calibrate mixtral-test --set num_layers=6 embed=64 --mesh fsdp=2 --out mine.toml".split())
+    ['mixtral-test', '--mesh', 'fsdp=2']
+    """
+    kept, skip, dimensions = [], 0, False
     for word in arguments[1:]:
         name = word.partition("=")[0]
+        # --set takes every NAME=VALUE that follows.
+        dimensions = name == "--set" or (dimensions and "=" in word and not word.startswith("-"))
         if skip:
             skip -= 1
         elif name in ("--out", "--repeats", "--chips", "--devices"):
             skip = 0 if "=" in word else 1
-        elif name != "--json":
+        elif name != "--json" and not dimensions:
             kept.append(word)
     return kept
 

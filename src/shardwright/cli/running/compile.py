@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 
 from shardwright.cli.running.compile_torch import compile_by_dry_run
 from shardwright.cli.running.compiled import Compiled
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.values import compiler_options
 from shardwright.cli.typed.verbs import CompileVerb
 from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.agreement.rewrites import family
@@ -46,15 +49,20 @@ WITHOUT_HARDWARE = {
 def run_compile(verb: CompileVerb) -> int:
     """Compile and compare. Returns 1 if the plan or the program has a finding of severity error."""
     prepare(verb.plan)
+    verb = with_named_model(verb)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     on_torch = typed.request.engine == "torch"
     require_lowered(plan)
     try:
         if on_torch:
+            if verb.xla:
+                raise InputError("--xla: a dry run of PyTorch has no compiler. Leave --xla out, or give --engine jax.")
             compiled = compile_by_dry_run(plan, keep_text=verb.hlo)
         else:
-            compiled = compile_plan(typed, plan, str(verb.plan.chips), keep_text=verb.hlo)
+            compiled = compile_plan(
+                typed, plan, str(verb.plan.chips), keep_text=verb.hlo, options=compiler_options(verb.xla)
+            )
     except FindingsError as refused:
         return _refused(verb, typed, plan, refused.findings)
     if verb.plan.json:
@@ -82,8 +90,14 @@ def _refused(verb: CompileVerb, typed: TypedRequest, plan: Plan, findings: Seque
     return 1
 
 
-def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path | None = None) -> Compiled:
-    """The plan's step compiled for its chips, which need not be present.
+def compile_plan(
+    typed: TypedRequest,
+    plan: Plan,
+    target: str,
+    keep_text: Path | None = None,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Compiled:
+    """The plan's step compiled for its chips, which need not be present. ``options``: of the compiler.
 
     Raises InputError for what the user can fix, and FindingsError where the compiler reports that it does not fit.
     """
@@ -112,12 +126,18 @@ def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path |
         lowered = engine.lower_step(plan, machine)
         doing(f"compiling {plan.request.table.name} for {target}")
         try:
-            built = cache.cached(lowered, target, lambda: engine.build(lowered, machine), cache.default_folder())
+            built = cache.cached(
+                lowered, target, lambda: engine.build(lowered, machine, options), cache.default_folder(), options
+            )
         except engine.DoesNotFitError as error:
             if findings := out_of_memory_findings(plan, error.text):
                 raise FindingsError(findings) from None
             message = error.text.strip().splitlines()[0]
             raise InputError(f"the compiler of {target} refused the program: {message}") from None
+        except engine.NoSuchOptionError as error:
+            raise InputError(
+                f"--xla: the compiler of {target} refuses its options: {error.text.strip().splitlines()[0]}"
+            ) from None
         except engine.CannotBePrintedError as error:
             if findings := [wrong_version(tool) for tool in tools if not is_wanted(tool)]:
                 raise FindingsError(findings) from None
@@ -127,7 +147,7 @@ def compile_plan(typed: TypedRequest, plan: Plan, target: str, keep_text: Path |
         if keep_text is not None:
             _write_text(built.text, keep_text)
         program = read(built.text, plan.mesh, target=target, stats=built.stats, compile_seconds=built.compile_seconds)
-    program = replace(program, tools=tools)
+    program = replace(program, tools=tools, options={**cache.environment_options(), **options})
     agreement = agree(plan, program)
     findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
     return Compiled(plan=plan, program=program, agreement=agreement, findings=findings)

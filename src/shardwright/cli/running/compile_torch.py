@@ -25,7 +25,6 @@ from shardwright.training.named import OURS
 from shardwright.training.optimizers import is_own
 
 EVEN = "assumes that every expert gets the same number of rows"
-ALL_SCORES = "attention materialises all scores, as on a CPU: a GPU's kernel for a latent needs less"
 
 
 def compile_by_dry_run(plan: Plan, keep_text: Path | None = None) -> Compiled:
@@ -86,6 +85,7 @@ def _program(target: str, run: Any, began: float) -> CompiledProgram:
             output_bytes=state,
             aliased_bytes=state,
             peak_bytes=run.peak_bytes,
+            host_bytes=run.host_bytes,
             plan_bytes={
                 "weights_bytes": run.weights_bytes,
                 "gradients_bytes": run.gradients_bytes,
@@ -95,9 +95,16 @@ def _program(target: str, run: Any, began: float) -> CompiledProgram:
             },
         ),
         compile_seconds=perf_counter() - began,
-        notes=(*((EVEN,) if run.even else ()), *((ALL_SCORES,) if run.whole_scores else ())),
+        notes=(EVEN,) if run.even else (),
         ranks=tuple(
-            RankMemory(rank=one.rank, units=one.units, peak_bytes=one.found.peak_bytes, planned_bytes=one.planned_bytes)
+            RankMemory(
+                rank=one.rank,
+                units=one.units,
+                peak_bytes=one.found.peak_bytes,
+                planned_bytes=one.planned_bytes,
+                planned_even_bytes=one.planned_even_bytes,
+            )
             for one in run.ranks
         ),
+        planned_even_bytes=run.planned_even_bytes,
     )

@@ -29,9 +29,13 @@ POLL_S = 0.05
 GRACE_S = 20
 """How long the other ranks have to end by themselves when one has failed. They learn of it at once, and are killed later."""
 HOST = "127.0.0.1"
-COMMAND = (
-    # Until a handler is installed, an interrupt ends a rank silently.
+BEGINS = (
+    # An interrupt that came while the interpreter started is held until here: there it would end with a traceback. From here on,
+    # until a handler is installed, it ends a rank silently.
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT}); "
+)
+COMMAND = (
     "from shardwright.cli.main import main; from shardwright.cli.running.ranks import end_with_parent; end_with_parent(); "
     "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(main(sys.argv[1:]))"
 )
@@ -91,10 +95,12 @@ def is_rank(environment: Mapping[str, str]) -> bool:
 def _started(
     rank: int, count: int, arguments: Sequence[str], environment: Mapping[str, str], stderr: IO[bytes] | None
 ) -> subprocess.Popen[bytes]:
+    # A child has the mask of the thread that starts it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
             # Like the command itself, a rank imports nothing from its working directory.
-            [sys.executable, "-P", "-c", COMMAND, *arguments],
+            [sys.executable, "-P", "-c", BEGINS + COMMAND, *arguments],
             env=environment,
             stdout=None if stderr is None else subprocess.DEVNULL,
             stderr=stderr,
@@ -106,6 +112,8 @@ def _started(
             f"rank {rank} of {count} could not be started: {error.strerror}. Nothing was trained. Give --mesh sizes of fewer "
             f"devices, or see the limits of processes and memory (ulimit -a)."
         ) from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _kill(ranks: Sequence[subprocess.Popen[bytes]]) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from shardwright.cli.running.ranks import is_rank, launch
 from shardwright.cli.typed.devices import simulate_devices
 from shardwright.cli.typed.extras import needing_extra
+from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import TrainOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request
@@ -45,6 +46,8 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         _simulate(run)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
+    # Ranks that a command started have its standard error, and it has said what the model is.
+    verb = with_named_model(verb, shows=prints and not is_rank(os.environ))
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:

@@ -3,6 +3,7 @@
 options.py  the options of a plan and of a run, as data
 verbs.py    every verb with its arguments and options
 folder_verbs.py  `ckpt import` and `ckpt export` of folders of other programs
+model_file.py  MODEL as a model folder of Hugging Face
 values.py   the value of one option: `fsdp=2,expert=4`
 request.py  from the options to a request
 devices.py  the flag for simulated devices, set before JAX starts

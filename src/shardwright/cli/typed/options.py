@@ -13,8 +13,8 @@ from tyro.constructors import PrimitiveConstructorSpec
 from shardwright.core.findings.bounds import integer_of
 from shardwright.core.findings.errors import InputError
 from shardwright.core.layout.roles import SCHEDULES
+from shardwright.core.mesh.hops import AUTO, WAYS
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
-from shardwright.core.resolution.request import REMAT_POLICIES
 from shardwright.storage.url import Place, local_path, parsed_place
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 from shardwright.training.options import SAVED_METRICS
@@ -69,6 +69,20 @@ _DTYPE = PrimitiveConstructorSpec(
     nargs=1,
     metavar=f"{{{','.join(TRAINED_IN)}}}",
     instance_from_str=_dtype,
+    is_instance=lambda value: value is None or isinstance(value, str),
+    str_from_instance=lambda value: [str(value)],
+)
+
+
+def _dtypes(values: list[str]) -> str:
+    found = [_dtype([value]) for value in values[0].split(",")]
+    return found[0] if len(set(found)) == 1 else ",".join(found)
+
+
+_DTYPES = PrimitiveConstructorSpec(
+    nargs=1,
+    metavar="DTYPE[,DTYPE...]",
+    instance_from_str=_dtypes,
     is_instance=lambda value: value is None or isinstance(value, str),
     str_from_instance=lambda value: [str(value)],
 )
@@ -132,8 +146,9 @@ Local = Annotated[Path, _path_by(_local)]
 LocalOut = Annotated[Path, _path_by(_local_out)]
 Flag = Annotated[bool, FlagCreatePairsOff]
 Dtype = Annotated[str | None, _DTYPE]
+Dtypes = Annotated[str | None, _DTYPES]
 Engine = Annotated[str | None, _one_of("jax", "torch")]
-Remat = Annotated[str | None, _one_of(*REMAT_POLICIES)]
+Hops = Annotated[str | None, _one_of(*WAYS, AUTO)]
 Schedule = Annotated[str | None, _one_of(*SCHEDULES)]
 Patterns = Annotated[
     UseAppendAction[tuple[tuple[str, ...], ...]],
@@ -173,18 +188,23 @@ class PlanOptions:
     """Keep each weight in this wider dtype too, with the moments: a step updates that, and the weight is its rounding."""
     gradients_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: that of the weights)")] = None
     """Dtype in which gradients are summed and stored."""
-    moments_dtype: Annotated[Dtype, arg(help_behavior_hint="(default: float32)")] = None
-    """Dtype in which the optimizer's moments, or what else it keeps for a weight, are stored."""
+    moments_dtype: Annotated[Dtypes, arg(help_behavior_hint="(default: float32)")] = None
+    """Dtype in which the optimizer's moments, or what else it keeps for a weight, are stored; or of each, as bfloat16,float32."""
     dtype: Annotated[Dtype, arg(help_behavior_hint="(default: the model's own)")] = None
     """Dtype of the computation."""
-    remat: Annotated[Remat, arg(help_behavior_hint="(default: full)")] = None
-    """What the backward pass recomputes: full layers, all but matrix products, nothing."""
+    remat: Annotated[Text, arg(metavar="POLICY|FILE", help_behavior_hint="(default: full)")] = None
+    """What the backward pass recomputes: full layers, all but matrix products (dots), nothing (none); or names of activations to keep,
+    as keep=attention.output,mlp.gate or dots,host=residual.stream; some layers only: full@0:16+none."""
     microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Number of microbatches per step, computed one after the other with their gradients summed. Formerly --micro-steps."""
+    loss_chunks: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
+    """Compute logits and loss for this many chunks of a device's tokens, one after the other: no array has all logits."""
     schedule: Annotated[Schedule, arg(help_behavior_hint="(default: the layout's, or the engine's own)")] = None
     """The order in which the stages of a pipeline compute."""
     stages: Annotated[Text, arg(metavar="UNITS", help_behavior_hint="(default: shared out by their work)")] = None
     """The units of each stage, as 'Et*3|(tt|)*29L': E the embedding, t a layer, L the logits."""
+    hops: Annotated[Hops, arg(help_behavior_hint="(default: auto)")] = None
+    """How weights are gathered over an entire TPU slice: in one collective, in two hops, in chunks, or in the fastest of these ways."""
     expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: the largest possible need)")] = None
     """Capacity of a device's expert buffer, as a multiple of an even split of the tokens. A run stops on overflow."""
     optimizer: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: adamw)")] = None

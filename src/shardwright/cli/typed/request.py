@@ -14,15 +14,16 @@ from shardwright.cli.typed.values import above_zero, at_least_one, mesh_sizes, m
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.layout.layout import Layout
+from shardwright.core.mesh.hops import AUTO
 from shardwright.core.model.optimizer import ADAMW, Optimizer
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
-from shardwright.layouts import load_layout, load_recipe
+from shardwright.layouts import load_layout, load_policy, load_recipe
 from shardwright.models import build
 from shardwright.training.named import OURS
-from shardwright.training.optimizers import ENGINES, optimizer_of
+from shardwright.training.optimizers import ENGINES, check_here, optimizer_of
 
 if TYPE_CHECKING:
     from shardwright.cost import Machine
@@ -50,6 +51,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
     layout = load_layout(table.natural_layout if layout_name is None else layout_name)
     sizes = mesh_sizes(options.mesh) if options.mesh is not None else {}
     at_least_one("--devices", options.devices)
+    at_least_one("--loss-chunks", options.loss_chunks)
     above_zero("--expert-buffer", options.expert_buffer)
     machine = None if options.chips is None else _machine(options.chips)
     devices = options.devices
@@ -77,8 +79,9 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         moments_dtype=_taken("--moments-dtype", options.moments_dtype, "float32", chosen),
         master_dtype=options.master_dtype,
         gradients_dtype=options.gradients_dtype,
-        remat=_taken("--remat", options.remat, "full", chosen),
+        remat=load_policy(_taken("--remat", options.remat, "full", chosen), "--remat"),
         microbatches=_natural("--microbatches", options.microbatches, 1, table, chosen),
+        loss_chunks=1 if options.loss_chunks is None else options.loss_chunks,
         load_balanced=options.load_balance,
         expert_buffer=options.expert_buffer,
         optimizer=_optimizer(options, table),
@@ -86,6 +89,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         precision=None if options.precision is None else load_recipe(options.precision),
         schedule=options.schedule,
         stages=options.stages,
+        hops=options.hops or AUTO,
         chip=None if machine is None else machine.chip,
     )
     return TypedRequest(request=request, chosen=chosen, machine=machine)
@@ -135,6 +139,7 @@ def _optimizer(options: PlanOptions, table: ModelTable) -> Optimizer:
         return optimizer_of(library, given)
     if library not in ENGINES:
         raise InputError(f"--optimizer: '{options.optimizer}' names '{library}'. {did_you_mean(library, ENGINES)}")
+    check_here(name)
     engine = options.engine or "jax"
     if ENGINES[library] != engine:
         raise InputError(

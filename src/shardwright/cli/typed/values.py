@@ -13,7 +13,11 @@ from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
 
 MOVES: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_MOVES, "moe": MOE_MOVES}
 
-EXAMPLES: Mapping[str, str] = {"--set": "num_layers=2 embed=64", "--optimizer-set": "b1=0.9 b2=0.99"}
+EXAMPLES: Mapping[str, str] = {
+    "--set": "num_layers=2 embed=64",
+    "--optimizer-set": "b1=0.9 b2=0.99",
+    "--xla": "xla_gpu_enable_latency_hiding_scheduler=true",
+}
 
 COUNTED: Mapping[str, str] = {
     "--devices": "devices",
@@ -22,6 +26,7 @@ COUNTED: Mapping[str, str] = {
     "--batch": "rows",
     "--length": "tokens",
     "--microbatches": "microbatches",
+    "--loss-chunks": "chunks",
 }
 """What an option counts, as named in ``core.findings.bounds``."""
 
@@ -81,6 +86,25 @@ def settings(groups: Iterable[Iterable[str]], option: str = "--set") -> dict[str
                 raise _error(f"'{key}' is set twice.", text, start, len(key), option, form)
             dimensions[key] = value
     return dimensions
+
+
+def compiler_options(groups: Iterable[Iterable[str]], option: str = "--xla") -> dict[str, str]:
+    """Options of a compiler, from every ``--xla`` together. A value may be a list with commas, or empty.
+
+    >>> compiler_options([["xla_disable_hlo_passes=fusion,algsimp"], ["xla_gpu_enable_command_buffer="]])
+    {'xla_disable_hlo_passes': 'fusion,algsimp', 'xla_gpu_enable_command_buffer': ''}
+    """
+    form = f"NAME=VALUE, with spaces between, as in {EXAMPLES[option]}"
+    found: dict[str, str] = {}
+    for text in (text for group in groups for text in group):
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
+            missing = "name" if equals else "value"
+            raise _error(f"'{text}' has no {missing}.", text, 0, max(1, len(text)), option, form)
+        if key in found:
+            raise _error(f"'{key}' is set twice.", text, 0, len(key), option, form)
+        found[key] = value
+    return found
 
 
 def at_least_one(option: str, value: int | None) -> None:

@@ -32,7 +32,7 @@ class PlanVerb:
     """Show the placement of every tensor under a layout, the collectives and memory of a step, its cost, and findings."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
-    """A model by name, as deepseek3-671b."""
+    """A model by name, as deepseek3-671b, or a model folder of Hugging Face."""
     layout: Layout = None
     """A preset, or the path of a layout file."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
@@ -43,11 +43,16 @@ class CompileVerb:
     """Compile the train step for chips that need not be present, and compare the program with the plan."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
-    """A model by name, as mixtral-8x7b."""
+    """A model by name, as mixtral-8x7b, or a model folder of Hugging Face."""
     layout: Layout = None
     """A preset, or the path of a layout file."""
     hlo: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")] = None
     """Write the compiled program's text here."""
+    xla: Annotated[
+        UseAppendAction[tuple[tuple[str, ...], ...]],
+        arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
+    ] = ()
+    """Options of the target's compiler, as xla_tpu_enable_latency_hiding_scheduler=false. XLA_FLAGS and LIBTPU_INIT_ARGS hold too."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
 
 
@@ -66,7 +71,7 @@ class DiffVerb:
     b: Annotated[Positional[str], arg(metavar="B", help_behavior_hint="")]
     """After."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
-    """A model by name, as deepseek3-test."""
+    """A model by name, as deepseek3-test, or a model folder of Hugging Face."""
     plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
 
 
@@ -75,7 +80,7 @@ class LockVerb:
     """Write the plan of a model under a layout to a file to commit, which `check` compares later."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
-    """A model by name, as deepseek3-671b."""
+    """A model by name, as deepseek3-671b, or a model folder of Hugging Face."""
     layout: Layout = None
     """A preset, or the path of a layout file."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: MODEL.LAYOUT.lock.json)")] = None
@@ -106,7 +111,7 @@ class TrainVerb:
     """Train a model under a layout. The plan comes first; an error in it stops the run before anything is allocated."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
-    """A model by name, as deepseek3-test."""
+    """A model by name, as deepseek3-test, or a model folder of Hugging Face."""
     run: OmitArgPrefixes[TrainOptions]
     layout: Layout = None
     """A preset, or the path of a layout file."""
@@ -118,7 +123,7 @@ class CalibrateVerb:
     """Measure products, attention, copies and collectives at a plan's sizes, and steps of a few layers, on the devices that are there."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
-    """A model by name, as llama3-8b."""
+    """A model by name, as llama3-8b, or a model folder of Hugging Face."""
     out: Annotated[LocalOut, arg(metavar="FILE")]
     """The file that --chips takes after a plus sign."""
     layout: Layout = None

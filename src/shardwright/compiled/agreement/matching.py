@@ -118,6 +118,7 @@ def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]
     """Every row of a comparison, in no order."""
     known = [rewrite for rewrite in REWRITES.values() if rewrite.holds_for(program.target)]
     found = [each for one in program.collectives for each in per_tensor(one)]
+    plan, found = _as_planned_sums(plan, found)
     # Amaxes are compared with each other only: sums of numbers as small are left out of the plan.
     maxima = [one for one in found if one.maximum and all(map(is_integer, one.dtypes))]
     amaxes = [one for one in plan.collectives if maxima and one.dtype == AMAX_DTYPE]
@@ -128,6 +129,26 @@ def matched_rows(plan: Plan, program: CompiledProgram) -> Iterator[AgreementRow]
         yield from search.merged()
         yield from search.replaced()
         yield from search.remaining()
+
+
+def _as_planned_sums(plan: Plan, found: list[CompiledCollective]) -> tuple[Plan, list[CompiledCollective]]:
+    """The plan with the kinds that it says a compiler makes, where the program has them, and the program with them as they are."""
+    wanted = {(one.kind, frozenset(one.axes)): one.compiled_as for one in plan.collectives if one.compiled_as}
+
+    def planned(one: CompiledCollective) -> bool:
+        return wanted.get((one.stands_for or "", frozenset(one.axes))) == one.kind
+
+    there = {(one.stands_for, frozenset(one.axes)) for one in found if planned(one)}
+    # A text that does not show what a sum stands for: none of the planned kind, and such sums in its place.
+    kept = {(one.stands_for or one.kind, frozenset(one.axes)) for one in found}
+    there |= {
+        (kind, axes) for (kind, axes), sums in wanted.items() if (kind, axes) not in kept and (sums, axes) in kept
+    }
+    kinds = tuple(
+        replace(one, kind=one.compiled_as) if one.compiled_as and (one.kind, frozenset(one.axes)) in there else one
+        for one in plan.collectives
+    )
+    return replace(plan, collectives=kinds), [replace(one, stands_for=None) if planned(one) else one for one in found]
 
 
 class _Search:

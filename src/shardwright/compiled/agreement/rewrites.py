@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import ceil
 
+from shardwright.compiled.agreement import lone_layers
 from shardwright.compiled.agreement.widths import is_integer, planned_dtype, width
 from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan, PlannedCollective
-from shardwright.core.quantization.products import layer_runs
-from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
+from shardwright.core.quantization.reductions import AMAX_DTYPE
 from shardwright.core.resolution.resolve import traffic_of
 from shardwright.cost.hardware.chips import CPU, chips
 
@@ -39,6 +40,9 @@ TORCH = "torch"
 PADDED = "padded"
 PADDING = 1 / 8
 """The most that libtpu pads a reduce-scatter by, as a share of it: 1,024 rows become 1,152 on v5p."""
+
+TILE_BYTES = 512
+"""A row that libtpu sends in a ragged all-to-all is of whole tiles of so many bytes: a scale of 4 bytes takes as many as 128."""
 
 NUMBER_BYTES = 8
 """The most bytes of one number."""
@@ -90,9 +94,11 @@ def _wider_on_cpu(plan: Plan, one: PlannedCollective) -> Range:
 
 
 def _gathered_once(plan: Plan, one: PlannedCollective) -> Range:
-    """Weights that no loop over layers slices are the same in all microbatches, and may be gathered once for all."""
+    """Weights that no loop over layers slices are the same in all microbatches, and may be gathered once for all; so are their amaxes."""
     microbatches = plan.request.microbatches
-    return 1.0 - _share_of_single(plan, one) * (microbatches - 1) / microbatches, 1.0
+    if not _is_of_weights(one) or one.phase == "update":
+        return AS_PLANNED
+    return 1.0 - lone_layers.of_weights(plan, one) * (microbatches - 1) / microbatches, 1.0
 
 
 def _read_once(plan: Plan, one: PlannedCollective) -> Range:
@@ -100,47 +106,19 @@ def _read_once(plan: Plan, one: PlannedCollective) -> Range:
     return (0.0, 1.0) if is_integer(planned_dtype(plan, one)) and one.component != "moe" else AS_PLANNED
 
 
-def _share_of_single(plan: Plan, one: PlannedCollective) -> float:
-    """The share of a row's executions that are of weights outside a stack, or in a loop over one layer."""
-    rows = [plan.by_name[name] for name in one.tensors]
-    single = sum(_loops_of_one(plan, row.stack, row.num) for row in rows if row.kind == "weight")
-    return min(1.0, single * plan.request.microbatches / one.count_per_step)
-
-
-def _share_of_lone_layers(plan: Plan, one: PlannedCollective) -> float:
-    """The share of a row of activations that is of layers in a loop over one layer."""
-    rows = [plan.by_name[name] for name in one.tensors]
-    if any(row.kind == "weight" for row in rows):
-        return 0.0
-    layers = {weight.stack: weight.num for weight in plan.weights if weight.stack is not None}
-    return sum(_loops_of_one(plan, stack, num) for stack, num in layers.items()) / max(1, sum(layers.values()))
-
-
-def _loops_of_one(plan: Plan, stack: str | None, num: int) -> int:
-    """The loops over one layer of a stack, of which the last layers may stay in high precision; 1 outside the stacks."""
-    quantized = [one.num for one in plan.quantized if one.stack == stack]
-    return sum(len(run) == 1 for run in layer_runs(num, quantized))
-
-
-def _share_of_lone_amaxes(plan: Plan, one: PlannedCollective) -> float:
-    """The share of a row of amaxes that is of loops over one layer; 0 for a row of anything else."""
-    lone = every = 0.0
-    for amax in amax_reductions(plan.request, plan.mesh, plan.quantized):
-        size = amax.values * AMAX_BYTES
-        if (amax.component, amax.phase, amax.axes, size) == (one.component, one.phase, one.axes, one.bytes_per_device):
-            weight = next(weight for weight in plan.quantized if weight.name == amax.weights[0])
-            every += amax.times
-            lone += amax.times * _loops_of_one(plan, weight.stack, weight.num) / weight.num
-    return lone / max(1.0, every)
-
-
 def _kept_from_forward(plan: Plan, one: PlannedCollective) -> Range:
-    """The gathers, sums and amaxes of a loop over one layer: without a loop, those of the recomputation equal the forward ones."""
+    """What the recomputation of a single layer makes of operands that the forward pass has too: of weights, and of what a policy keeps.
+    XLA's CPU backend drops the barrier that is between them."""
     if one.phase != "recompute":
         return AS_PLANNED
-    if one.dtype == AMAX_DTYPE:
-        return 1.0 - _share_of_lone_amaxes(plan, one), 1.0
-    return 1.0 - max(_share_of_single(plan, one), _share_of_lone_layers(plan, one)), 1.0
+    keeps = plan.request.remat != "full"
+    of_weights = lone_layers.of_weights(plan, one) if _is_of_weights(one) or keeps else 0.0
+    return 1.0 - max(of_weights, lone_layers.of_all(plan, one) if keeps else 0.0), 1.0
+
+
+def _is_of_weights(one: PlannedCollective) -> bool:
+    """Whether a row may have gathers of weights, or amaxes of their values."""
+    return one.kind == "all-gather" or one.dtype == AMAX_DTYPE
 
 
 def _full_buffers(plan: Plan, one: PlannedCollective) -> Range:
@@ -150,6 +128,15 @@ def _full_buffers(plan: Plan, one: PlannedCollective) -> Range:
     traffic = traffic_of(plan.request, plan.mesh)
     most = max(traffic.assignments, traffic.buffer_rows(plan.request.expert_buffer)) / traffic.assignments
     return most, most
+
+
+def _in_tiles(plan: Plan, one: PlannedCollective) -> Range:
+    """Each row of a ragged all-to-all ends with a tile."""
+    if not one.ragged:
+        return AS_PLANNED
+    row_bytes = one.bytes_per_device / traffic_of(plan.request, plan.mesh).assignments
+    by = ceil(row_bytes / TILE_BYTES) * TILE_BYTES / row_bytes
+    return by, by
 
 
 def _chunks(plan: Plan, one: PlannedCollective) -> Range:
@@ -192,7 +179,7 @@ def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
     if one.kind != "all-reduce" or one.axes != sharding_axes or one.component not in ("logits", None):
         return False
     tokens = scores.bytes_per_device // width(scores.dtype) // (scores.shape[-1] // plan.mesh.size(sharding_axes))
-    each = tokens // plan.request.microbatches * width("float32")
+    each = tokens // plan.request.microbatches // plan.request.loss_chunks * width("float32")
     return one.bytes_per_device % each == 0 and one.bytes_per_device <= LOSS_SUMS * each
 
 
@@ -232,6 +219,15 @@ REWRITES: Mapping[str, Rewrite] = {
             keeps=True,
         ),
         Rewrite(
+            name="rows in tiles",
+            targets=("tpu",),
+            planned=("all-to-all",),
+            compiled=(),
+            rule=f"rows of a ragged all-to-all up to the next multiple of {TILE_BYTES} bytes",
+            reason="libtpu sends rows in tiles: a scale of 4 bytes for each token takes as much as 512 codes",
+            ratio=_in_tiles,
+        ),
+        Rewrite(
             name="wider on CPU",
             targets=("cpu",),
             planned=KINDS,
@@ -254,19 +250,19 @@ REWRITES: Mapping[str, Rewrite] = {
         Rewrite(
             name="gathered once",
             targets=FAMILIES,
-            planned=("all-gather",),
+            planned=("all-gather", "all-reduce"),
             compiled=(),
-            rule="for weights that no loop over layers slices, one gather in place of one for each microbatch",
+            rule="for weights that no loop over layers slices, one gather, or one reduction of their amaxes, in place of one for each microbatch",
             reason="gathers that are the same in every microbatch are moved out of the loop over microbatches",
             ratio=_gathered_once,
         ),
         Rewrite(
             name="kept from forward",
-            targets=FAMILIES,
-            planned=("all-gather", "reduce-scatter", "all-reduce"),
+            targets=("cpu",),
+            planned=KINDS,
             compiled=(),
-            rule="for a loop over one layer, the gathers, the sums and the amaxes of the recomputation or none of them",
-            reason="a loop of one iteration is unrolled, and its gather for backward is the same as that of forward",
+            rule="for a loop over one layer, the gathers of weights of the recomputation or none of them, and the reductions of their amaxes; without --remat full its other collectives too",
+            reason="a loop of one iteration is unrolled, and what is made of the same operands for backward is that of forward",
             ratio=_kept_from_forward,
         ),
         Rewrite(

@@ -1,4 +1,4 @@
-"""SW309: collectives that do not overlap with compute."""
+"""SW309: collectives that do not overlap with a product."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def exposed(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Itera
         where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
         found=f"{percent(total(waiting) / total(program.collectives))} of the bytes of its collectives are exposed; "
         f"the largest:{lines}",
-        needed="nothing; compute between the start and the done of a collective would hide it",
+        needed="nothing; a product between the start and the done of a collective would hide it",
         cost=cost_of_all(plan, waiting, "exposed"),
     )

@@ -14,7 +14,7 @@ from shardwright.core.checks.memory import cures
 from shardwright.core.findings.codes import DONATED_SHARE
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import bytes_text, percent
+from shardwright.core.layout.wording import bytes_text, percent, with_article
 from shardwright.core.plan.plan import Plan
 
 
@@ -60,7 +60,11 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
         needed="fewer tokens or fewer entries at a time",
         cost=f"{bytes_text(largest.bytes_per_device)} a device",
     )
-    candidates = tuple(option("microbatches", plan.request.microbatches * factor) for factor in (2, 4, 8))
+    candidates = tuple(
+        option(flag, getattr(plan.request, flag.replace("-", "_")) * factor)
+        for flag in ("loss-chunks", "microbatches")
+        for factor in (8, 4, 2)
+    )
     yield settled(plan, Draft(finding=finding, candidates=candidates), smaller)
 
 
@@ -72,12 +76,12 @@ def _has_scores(plan: Plan, one: Temporary) -> bool:
     vocabulary = row.shape[-1]
     own = vocabulary // plan.mesh.size(row.in_use.axes_of("vocab"))
     entries = [size for size in (vocabulary, own) if size in one.shape]
-    tokens = row.bytes_per_device // width(row.dtype) // own // plan.request.microbatches
+    tokens = row.bytes_per_device // width(row.dtype) // own // plan.request.microbatches // plan.request.loss_chunks
     return bool(entries) and prod(one.shape) >= tokens * entries[0]
 
 
 def _score_bytes(plan: Plan) -> float:
-    return plan.by_name["logits.scores"].bytes_per_device / plan.request.microbatches
+    return plan.by_name["logits.scores"].bytes_per_device / plan.request.microbatches / plan.request.loss_chunks
 
 
 def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
@@ -102,7 +106,7 @@ def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = 
         usable = chip.usable_bytes
     if held <= usable:
         return
-    kind = "a chip" if chip is None else f"a {chip.name}"
+    kind = "a chip" if chip is None else with_article(chip.name)
     long = max((len(name) for name in rows), default=0)
     table = "".join(
         f"\n{name:<{long}}  {'-' if size < 0 else ''}{bytes_text(abs(size), like=held)}" for name, size in rows.items()

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.compiled.reading.expansion import made_from_bytes
 from shardwright.compiled.reading.invariance import is_loop_invariant
-from shardwright.compiled.reading.overlap import is_overlapped
+from shardwright.compiled.reading.overlap import computations_with_products, is_overlapped, is_overlapped_in_steps
 from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.compiled.reading.stands_for import permute_stands_for, sum_stands_for
 from shardwright.compiled.text.calls import Call, Callers, Execution
@@ -52,13 +52,15 @@ _RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What reading a collective needs. ``overlap_known``: the order of the text shows which collectives overlap."""
+    """What reading a collective needs. ``overlap_known``: the order of the text shows which collectives overlap. ``with_products``: the
+    computations that have products."""
 
     program: Program
     callers: Callers
     numbering: Numbering
     sources: Sources
     overlap_known: bool
+    with_products: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,7 @@ def read_collectives(
         numbering=numbering,
         sources=sources,
         overlap_known=overlap_known,
+        with_products=computations_with_products(program),
     )
     rows: dict[CompiledCollective, list[int]] = {}
     for name, computation in program.computations.items():
@@ -177,7 +180,7 @@ def _with_surroundings(
     if row.kind == "permute":
         stands_for = permute_stands_for(program, callers, where, one)
     elif row.kind == "all-reduce":
-        stands_for = sum_stands_for(program, where, one, used_for)
+        stands_for = sum_stands_for(program, callers, where, one, used_for)
     if row.kind in _RESHARDING_KINDS:
         made_from = made_from_bytes(program, callers, where, one.operands[element or 0])
         if made_from is not None and row.kind == "all-gather":
@@ -280,11 +283,17 @@ def _source(context: Context, one: Instruction, outside: Call | None) -> str | N
 
 def _overlapped(context: Context, where: Computation, one: Instruction, outside: Call | None) -> bool | None:
     if one.op in _STARTS:
-        return is_overlapped(where, one)
-    if _IN_STEPS in one.rest:
-        return True
+        return is_overlapped(context.with_products, where, one)
+    if _IN_STEPS in one.rest and outside is not None:
+        return is_overlapped_in_steps(
+            context.program,
+            context.with_products,
+            outside.computation,
+            outside.instruction,
+            one.number("channel_id"),
+        )
     if outside is not None and outside.instruction.op in ("call-start", "async-start"):
-        return is_overlapped(outside.computation, outside.instruction)
+        return is_overlapped(context.with_products, outside.computation, outside.instruction)
     return False if context.overlap_known else None
 
 
@@ -312,7 +321,7 @@ def _sent(context: Context, where: Computation, send: Instruction) -> Iterator[C
         count_per_step=0,
         dtypes=(),
         source=_source(context, send, None),
-        overlapped=is_overlapped(where, send),
+        overlapped=is_overlapped(context.with_products, where, send),
         group_size=context.numbering.num_slices if transfer and known else None,
         across_slices=transfer is not None,
     )

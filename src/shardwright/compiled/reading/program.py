@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from shardwright.core.plan.plan import Phase
@@ -15,8 +15,8 @@ class CompiledCollective:
     ``kind``: as in a plan (also ``permute``, ``send-recv``). ``axes``: the mesh axes along which the devices of a group,
     or the ends of a permute's pairs, differ, in mesh order. ``bytes_per_device``: of its operand or result on one
     device, whichever is larger, for one execution. ``component``, ``phase`` and ``tensors``: from the scopes that the
-    engine writes; None or empty if the compiler kept none. ``source``: ``file:line``. ``overlapped``: whether compute
-    runs between its start and its done; None if the text does not show it. ``num_ops``: how many instructions of the
+    engine writes; None or empty if the compiler kept none. ``source``: ``file:line``. ``overlapped``: whether a product
+    is computed between its start and its done; None if the text does not show it. ``num_ops``: how many instructions of the
     text this row counts; an instruction with several tensors counts in a row for each.
 
     ``shape``: of its result on one device, or of one array if the result is split into several. ``group_size``: the
@@ -89,6 +89,44 @@ class CompiledCollective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Exposure:
+    """Bytes that collectives of a component move in a step, and those of them whose collective has no product between its start and its
+    done. ``component`` None: those without a name."""
+
+    component: str | None
+    moved_bytes: int
+    exposed_bytes: int
+
+    @property
+    def share(self) -> float:
+        return self.exposed_bytes / self.moved_bytes
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "component": self.component,
+            "moved_bytes": self.moved_bytes,
+            "exposed_bytes": self.exposed_bytes,
+            "share": self.share,
+        }
+
+
+def exposures(collectives: Iterable[CompiledCollective]) -> tuple[Exposure, ...]:
+    """The communication of each component that the schedule leaves exposed, those that move the most first; none where the text does not
+    show it."""
+    known = [one for one in collectives if one.overlapped is not None]
+    found = []
+    for component in dict.fromkeys(one.component for one in known):
+        own = [one for one in known if one.component == component]
+        moved, exposed = (
+            sum(one.bytes_per_device * one.count_per_step for one in each)
+            for each in (own, [one for one in own if not one.overlapped])
+        )
+        if moved:
+            found.append(Exposure(component=component, moved_bytes=moved, exposed_bytes=exposed))
+    return tuple(sorted(found, key=lambda one: -one.moved_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Temporary:
     """A temporary of a step; for its fields see ``CompiledCollective``.
 
@@ -150,7 +188,7 @@ class CompiledMemory:
     """Bytes of a program on one device as its compiler reports them, and its largest temporaries from the text.
 
     ``peak_bytes``: the compiler's figure; if it has none, arguments, output and temporaries less the bytes that output
-    and arguments share. ``plan_bytes``: the memory under the names of a plan, if the program distinguishes them.
+    and arguments share. ``host_bytes``: activations in the host's memory. ``plan_bytes``: the memory under the names of a plan, if the program distinguishes them.
     """
 
     arguments_bytes: int
@@ -158,6 +196,7 @@ class CompiledMemory:
     output_bytes: int
     aliased_bytes: int
     peak_bytes: int
+    host_bytes: int = 0
     largest: tuple[Temporary, ...] = ()
     plan_bytes: Mapping[str, int] = field(default_factory=dict)
 
@@ -168,6 +207,7 @@ class CompiledMemory:
             "output_bytes": self.output_bytes,
             "aliased_bytes": self.aliased_bytes,
             "peak_bytes": self.peak_bytes,
+            **({"host_bytes": self.host_bytes} if self.host_bytes else {}),
             "largest": [temporary.to_json() for temporary in self.largest],
             **self.plan_bytes,
         }
@@ -187,12 +227,14 @@ class Tool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """The peak memory of a device of one rank of a pipeline, and what the plan has for it. ``units``: of each of its stages."""
+    """The peak memory of a device of one rank of a pipeline, and what the plan has for it. ``units``: of each of its stages.
+    ``planned_even_bytes``: as of a program."""
 
     rank: int
     units: tuple[str, ...]
     peak_bytes: int
     planned_bytes: int
+    planned_even_bytes: int | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -200,6 +242,7 @@ class RankMemory:
             "units": list(self.units),
             "peak_bytes": self.peak_bytes,
             "planned_bytes": self.planned_bytes,
+            **({} if self.planned_even_bytes is None else {"planned_even_bytes": self.planned_even_bytes}),
         }
 
 
@@ -209,7 +252,9 @@ class CompiledProgram:
     counts of loops; None if a trip count is unknown. ``component_flops``: the same by component, of the products with a
     name. ``products``: those with a weight whose operands a recipe quantizes. ``notes``: log lines of the compiler about tensors that it replicated involuntarily (full
     rematerialization); for PyTorch, the assumptions of the dry run. ``tools``: see
-    ``compiled/reading/tool_chain.py``. ``ranks``: of a pipeline whose ranks have programs of their own, on PyTorch."""
+    ``compiled/reading/tool_chain.py``. ``options``: of the compiler, those that were given. ``ranks``: of a pipeline whose ranks have programs of their own, on PyTorch.
+    ``planned_even_bytes``: what the plan has where every expert gets the same number of rows, for a program that assumes this; None where
+    it has no more for the worst case."""
 
     target: str
     collectives: tuple[CompiledCollective, ...]
@@ -220,7 +265,9 @@ class CompiledProgram:
     products: tuple[CompiledProduct, ...] = ()
     notes: tuple[str, ...] = ()
     tools: tuple[Tool, ...] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[RankMemory, ...] = ()
+    planned_even_bytes: int | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -232,5 +279,8 @@ class CompiledProgram:
             **({"products": [product.to_json() for product in self.products]} if self.products else {}),
             "said": list(self.notes),
             "tools": [tool.to_json() for tool in self.tools],
+            **({"options": dict(self.options)} if self.options else {}),
+            **({"exposed": [one.to_json() for one in exposed]} if (exposed := exposures(self.collectives)) else {}),
+            **({} if self.planned_even_bytes is None else {"planned_even_bytes": self.planned_even_bytes}),
             **({"ranks_memory": [one.to_json() for one in self.ranks]} if self.ranks else {}),
         }

@@ -31,6 +31,8 @@ class Stats(Protocol):
     def aliased_bytes(self) -> int: ...
     @property
     def peak_bytes(self) -> int: ...
+    @property
+    def host_bytes(self) -> int: ...
 
 
 def read(text: str, mesh: Mesh, *, target: str, stats: Stats, compile_seconds: float) -> CompiledProgram:
@@ -56,6 +58,7 @@ def read(text: str, mesh: Mesh, *, target: str, stats: Stats, compile_seconds: f
             output_bytes=stats.output_bytes,
             aliased_bytes=stats.aliased_bytes,
             peak_bytes=stats.peak_bytes,
+            host_bytes=stats.host_bytes,
             largest=largest_temporaries(program, callers, runs, sources),
         ),
         compile_seconds=compile_seconds,

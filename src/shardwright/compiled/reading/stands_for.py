@@ -22,6 +22,7 @@ from shardwright.compiled.text.values import Value, made_from
 _WINDOWED = re.compile(r"windowed_\w+_body_(ag|rs)\b")
 _KIND = {"ag": "all-gather", "rs": "reduce-scatter"}
 _ROWS = frozenset({"slice", "bitcast", "copy", "copy-start", "copy-done", "get-tuple-element", "reshape", "fusion"})
+_GIVEN_ON = frozenset({"parameter", "bitcast", "copy", "copy-start", "copy-done"})
 _SHARDS = frozenset({"dynamic-slice", "all-gather"})
 _SUMS = frozenset({"dot", "convolution", "add"})
 _PRODUCT = "/dot_general"
@@ -82,13 +83,26 @@ def repairs(program: Program, callers: Callers, where: Computation, permute: Ins
 
 
 def sum_stands_for(
-    program: Program, where: Computation, all_reduce: Instruction, used_for: tuple[str, ...]
+    program: Program, callers: Callers, where: Computation, all_reduce: Instruction, used_for: tuple[str, ...]
 ) -> str | None:
     """The kind that an all-reduce stands for, by its operands and users."""
     operands = [where.by_name.get(name) for name in all_reduce.operands]
-    if operands and all(one is not None and _root(program, one).op == "dynamic-update-slice" for one in operands):
+    if operands and all(one is not None and _is_written_into(program, callers, Value(where, one)) for one in operands):
         return "all-gather"
     return "reduce-scatter" if used_for == ("dynamic-slice",) else None
+
+
+def _is_written_into(program: Program, callers: Callers, value: Value) -> bool:
+    """Whether a value, copied or given to an asynchronous call, is one into which a shard was written."""
+    for _ in range(_DEEPEST):
+        root = _root(program, value.one)
+        if root.op not in _GIVEN_ON:
+            return root.op == "dynamic-update-slice"
+        sources = list(made_from(program, callers, value))
+        if len(sources) != 1:
+            return False
+        value = sources[0]
+    return False
 
 
 def _is_padded_scatter(program: Program, fusion: Instruction) -> bool:

@@ -8,6 +8,7 @@ idle.py           SW103: an axis that shards nothing
 units.py          SW104, SW107: dims that their axes do not divide
 choices.py        SW105: what `auto` chose
 rows.py           SW108: rows and tokens over their axes
+loss.py           SW125: chunks of the loss
 stages.py         SW110: layers and microbatches over stages
 unused.py         SW111: names that no tensor has
 storage.py        SW114, SW118: the storage dim
@@ -15,11 +16,15 @@ strides.py        SW117: a mesh order that separates neighbours
 pays.py           SW121: whether a layout pays
 updates.py        SW124: updates that are not sharded
 balance.py        SW122: load balancing without effect
+gathered.py       SW122: weights kept gathered without effect
+hops.py           SW122: ways over an entire slice without effect
 memory.py         SW312: the memory of a device
 low_precision.py  SW404, SW416, SW417: a recipe of low precision under the layout, and on the chip
 expert_buffer.py  SW405: dropped tokens and the expert buffer
 engines.py        SW415: what an engine does not run
 engine_stages.py  SW415 of pipelines
+engine_policies.py  SW415 of policies of recomputation
+engine_recipes.py  SW415 of recipes of low precision
 
 A draft has candidates for a fix. ``check`` prints the first candidate that works: it plans the changed request, runs the
 checks again, and accepts the candidate if the finding is gone, or is only information, and no error is new.
@@ -34,7 +39,10 @@ from shardwright.core.checks.balance import balance
 from shardwright.core.checks.choices import choices
 from shardwright.core.checks.engines import not_run
 from shardwright.core.checks.expert_buffer import expert_buffer
+from shardwright.core.checks.gathered import kept_for_nothing
+from shardwright.core.checks.hops import hops_without_effect
 from shardwright.core.checks.idle import idle_axes
+from shardwright.core.checks.loss import loss_chunks
 from shardwright.core.checks.low_precision import blocks_split, dequantized, moved_by_the_layout
 from shardwright.core.checks.memory import memory
 from shardwright.core.checks.pays import pays
@@ -50,6 +58,9 @@ from shardwright.core.checks.updates import updates
 from shardwright.core.findings.draft import Candidate, Draft, Key
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding, worst_first
+from shardwright.core.findings.position import located
+from shardwright.core.layout.declaration import declaration
+from shardwright.core.layout.reading import read_layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.mesh_sizes import fixes, mesh_faults
 from shardwright.core.resolution.request import Request
@@ -64,6 +75,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     expert_buffer,
     split_units,
     rows_and_tokens,
+    loss_chunks,
     balance,
     stages,
     unused,
@@ -71,6 +83,8 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     strides,
     another_dim,
     updates,
+    kept_for_nothing,
+    hops_without_effect,
     pays,
     memory,
     moved_by_the_layout,
@@ -125,9 +139,12 @@ def _errors(found: Iterable[Draft]) -> set[Key]:
 
 
 def _after(candidate: Candidate, plan: Plan, resolve: Callable[[Request], Plan]) -> dict[Key, Draft] | None:
-    """The drafts of the changed request; None where there can be no plan of it."""
+    """The drafts of the changed request; None where there can be no plan of it, or its layout could not be read from a file."""
+    request = candidate.edit(plan.request)
     try:
-        changed = resolve(candidate.edit(plan.request))
+        if request.layout is not plan.request.layout:
+            read_layout(located(declaration(request.layout)))
+        changed = resolve(request)
     except FindingsError:
         return None
     return {draft.key: draft for draft in drafts(changed)}

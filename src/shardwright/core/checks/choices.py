@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.auto import HOPS
 from shardwright.core.layout.wording import bytes_text
 from shardwright.core.plan.plan import Plan
 
@@ -13,7 +14,7 @@ from shardwright.core.plan.plan import Plan
 def choices(plan: Plan) -> Iterator[Draft]:
     """One draft for each choice of the plan."""
     layout = plan.request.layout
-    for choice in plan.choices:
+    for choice in (one for one in plan.choices if one.what != HOPS):
         costs = dict(sorted(choice.wire_bytes.items(), key=lambda item: item[1]))
         most, least = max(costs.values()), costs[choice.chosen]
         kind, name = choice.what.split(".")

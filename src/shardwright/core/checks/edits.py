@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from shardwright.core.findings.draft import Candidate
-from shardwright.core.layout.declaration import PLAIN_OPTIONS
+from shardwright.core.layout.declaration import OPTIONS, plain_options
 from shardwright.core.layout.layout import MeshEntry, RoleEntry, Rule
-from shardwright.core.layout.role_reading import roles_everywhere
+from shardwright.core.layout.role_reading import roles_everywhere, unused_options
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.presets import preset
+from shardwright.core.resolution.mesh_sizes import resized_mesh
 from shardwright.core.resolution.request import Request
 
 
@@ -60,15 +61,6 @@ def both(first: Candidate, second: Candidate) -> Candidate:
     return Candidate(text=f"{first.text} {second.text}", edit=lambda request: second.edit(first.edit(request)))
 
 
-def sizes(changes: Mapping[str, int]) -> Candidate:
-    """Sizes of mesh axes: ``--mesh fsdp=16,tensor=4``."""
-    text = ",".join(f"{axis}={size}" for axis, size in changes.items())
-    return Candidate(
-        text=f"--mesh {text}",
-        edit=lambda request: replace(request, mesh_sizes={**request.mesh_sizes, **changes}),
-    )
-
-
 def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp", "data")) -> Iterator[Candidate]:
     """An axis at another size on the same devices: an axis of an ``absorbing`` role takes the remaining factor.
 
@@ -80,9 +72,9 @@ def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp"
         wanted, remainder = divmod(mesh.size(other) * rest, size)
         if remainder == 0:
             automatic = request.layout.mesh[other].size == "auto" and other not in request.mesh_sizes
-            yield sizes({axis: size} if automatic else {axis: size, other: wanted})
+            yield resized_mesh(request, {axis: size} if automatic else {axis: size, other: wanted})
     if request.devices is None and "fsdp" in roles:
-        yield sizes({axis: size})
+        yield resized_mesh(request, {axis: size})
 
 
 def _absorbers(plan: Plan, axis: str, roles: tuple[str, ...]) -> list[str]:
@@ -102,12 +94,18 @@ def entry(plan: Plan, axis: str, **changes: Any) -> Candidate:
     named = changes.pop("named", named_roles(old))
     new = replace(old, declared=frozenset(named), **changes)
     new = replace(new, roles=roles_everywhere(named, new.elsewhere, sequence_parallel=new.sequence_parallel))
+    # A layout with an option that no role uses would not be read.
+    new = replace(new, **{name: UNSET[name] for name in unused_options(new)})
 
     def edit(request: Request) -> Request:
         layout = request.layout
         return replace(request, layout=replace(layout, entries={**layout.entries, axis: new}))
 
     return Candidate(text=f"{axis}: {_entry_text(new, named)} under 'roles'", edit=edit)
+
+
+UNSET: Mapping[str, bool | None] = {**dict.fromkeys(OPTIONS), "sequence_parallel": False}
+"""The value of each option of an entry that is not set."""
 
 
 def named_roles(entry: RoleEntry, *, without: str | None = None) -> dict[str, str]:
@@ -123,7 +121,7 @@ def _entry_text(entry: RoleEntry, named: Mapping[str, str]) -> str:
         fields.append(f"weights: {entry.weights if entry.weights == 'whole' else _names(entry.weights)}")
     if entry.sequence_parallel:
         fields.append("sequence_parallel: true")
-    fields += [f"{name}: {value}" for name in PLAIN_OPTIONS if (value := getattr(entry, name)) is not None]
+    fields += plain_options(entry)
     return str(entry.elsewhere) if fields == [f"elsewhere: {entry.elsewhere}"] else f"{{{', '.join(fields)}}}"
 
 

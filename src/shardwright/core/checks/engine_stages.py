@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from shardwright.core.checks.edits import attention_move, entry, named_roles, option, without
+from shardwright.core.checks.edits import entry, named_roles, of_recipe, option
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.roles import OUTSIDE_LAYERS
-from shardwright.core.layout.wording import either
+from shardwright.core.layout.layout import Engine
+from shardwright.core.layout.wording import either, product
 from shardwright.core.model.optimizer import ADAMW
+from shardwright.core.pipeline.derived import gathering_in
 from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.pipeline.requests import stage_axes
 from shardwright.core.pipeline.tied import tied_stages
 from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.resharding import weight_reshardings
+from shardwright.core.policies.policy import BASES, WEIGHTS, read_policy
+from shardwright.core.policies.runs import runs_of
 from shardwright.core.schedules.schedules import SCHEDULES
 
+ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
 ENDS = ("embedding", "logits")
 
 
@@ -28,51 +33,34 @@ def stages_on_jax(plan: Plan) -> Iterator[Draft]:
     request, layout, axes = plan.request, plan.request.layout, plan.pipeline.axes
     schedule = plan.pipeline.choice.schedule
     padded = any(None in stack.layers for stack in padded_stacks(request.table, plan.pipeline.choice).values())
-    ends = {end: layout.role(axis, end) for axis in axes for end in OUTSIDE_LAYERS if layout.role(axis, end) != "idle"}
     circular = (
         [option("schedule", "circular")]
         if request.schedule is not None
         else [entry(plan, axis, schedule="circular") for axis in axes if layout.entries[axis].schedule is not None]
     )
-    cases: tuple[tuple[bool, str, str, Sequence[Candidate]], ...] = (
+    cases: tuple[tuple[bool, str, str, str, Sequence[Candidate]], ...] = (
         (
             schedule != "circular",
+            "schedule",
             f"schedule '{schedule}'",
             "schedule 'circular', one program for all devices",
             circular,
         ),
-        (
-            request.remat != "full",
-            f"--remat {request.remat} in stages",
-            "--remat full: between its two passes a microbatch keeps the inputs of layers alone",
-            [option("remat", "full")],
-        ),
-        (request.precision is not None, "products of low precision in stages", "none", [without("precision")]),
+        *_policies(plan),
         (
             padded and request.optimizer.name.startswith("optax:"),
+            "--optimizer",
             f"optimizer {request.optimizer.name} with stages that have unequally many layers",
             "an optimizer of its own, which changes each element alone: padding has no part in what others take a mean of",
             [Candidate(text="--optimizer adamw", edit=lambda request: replace(request, optimizer=ADAMW))],
         ),
-        (
-            layout.move_attention == "ring" and bool(plan.mesh.larger_than_one(plan.cp)),
-            "a ring of attention in stages, whose permutes need all devices of the program, while some wait",
-            "move.attention 'gather' or 'ulysses'",
-            [attention_move("gather"), attention_move("ulysses")],
-        ),
-        (
-            bool(ends),
-            f"role '{next(iter(ends.values()), '')}' for a stage axis in '{next(iter(ends), '')}'",
-            "no other role: each stage computes its own layers and ends",
-            [entry(plan, axis, named={}) for axis in axes],
-        ),
     )
-    for has, found, needed, fixes in cases:
+    for has, what, found, needed, fixes in cases:
         if has:
             finding = Finding(
                 code=NOT_RUN,
                 severity="error",
-                where=f"stages of layout '{layout.name}'",
+                where=f"{what} in stages of layout '{layout.name}'",
                 position=layout.entries[axes[0]].position,
                 found=f"{found}, which the JAX engine does not run",
                 needed=needed,
@@ -80,15 +68,49 @@ def stages_on_jax(plan: Plan) -> Iterator[Draft]:
             yield Draft(finding=finding, candidates=tuple(fixes))
 
 
+def _policies(plan: Plan) -> Iterator[tuple[bool, str, str, str, Sequence[Candidate]]]:
+    """Policies of recomputation. A stage has arrays for its live microbatches, with as many rows for each layer of a stack."""
+    request = plan.request
+    parts, runs = read_policy(request.remat).parts, runs_of(request.table, request.remat)
+    of_stacks = [run.stack for run in runs]
+    ring = request.layout.move_attention == "ring" and bool(
+        plan.mesh.larger_than_one(request.layout.axes_sharding("length", "attention"))
+    )
+    fixes = [option("remat", base) for base in reversed(BASES)]
+    for has, what, needed in (
+        (any(part.host for part in parts), "puts activations on the host", "a policy of what stays on the device"),
+        (
+            any(WEIGHTS in part.keep for part in parts),
+            "keeps gathered weights of each microbatch",
+            "weights that are gathered again, or once a step (keep_gathered on the axes that store them)",
+        ),
+        (len({*of_stacks}) < len(of_stacks), "is not of all layers of a stack", "one policy for all layers of a stack"),
+        (
+            ring and not all(run.keeps_nothing for run in runs),
+            "keeps more than the inputs of layers beside a ring of attention",
+            "--remat full, or another movement of attention: a layer with a ring is divided, and devices wait for each other in between",
+        ),
+    ):
+        yield has, "--remat", f"--remat {request.remat} {what}", needed, fixes
+
+
 def stages_on_torch(plan: Plan) -> Iterator[Draft]:
     """Each rank has stages of its own, which begin and end with the residual stream, the embedding or the logits."""
     axes = stage_axes(plan.request, plan.mesh)
-    for axis in axes:
-        yield from _shared_ends(plan, axis)
     if axes and plan.pipeline is not None:
         yield from _schedule(plan, axes[0])
         yield from _tied(plan)
-        yield from _low_precision(plan)
+        yield from _codes(plan, axes[0])
+        yield from _scattered(plan)
+
+
+def some_stay_gathered(plan: Plan) -> bool:
+    """Whether in stages some weights of layers stay gathered, and others that are gathered do not."""
+    if plan.pipeline is None:
+        return False
+    rows = [row for row in plan.weights if row.stack is not None]
+    uses = [use for row in rows for use in weight_reshardings(plan.request, plan.mesh, row).values()]
+    return len({use.kept for use in uses if use.gathered != use.at_rest}) > 1
 
 
 def _refusal(
@@ -107,20 +129,6 @@ def _refusal(
         ),
         candidates=candidates,
     )
-
-
-def _shared_ends(plan: Plan, axis: str) -> Iterator[Draft]:
-    one = plan.request.layout.entries[axis]
-    others = {end: one.roles[end] for end in ENDS if one.roles[end] != "idle"}
-    if others:
-        roles = " and ".join(f"'{role}' in '{end}'" for end, role in others.items())
-        yield _refusal(
-            plan,
-            axis,
-            f"it is {roles}: all stages would share that end, which the PyTorch engine does not run",
-            "no other role: each end has one stage",
-            entry(plan, axis, named={name: role for name, role in named_roles(one).items() if name not in others}),
-        )
 
 
 def _schedule(plan: Plan, axis: str) -> Iterator[Draft]:
@@ -151,13 +159,15 @@ def _schedule(plan: Plan, axis: str) -> Iterator[Draft]:
 def _tied(plan: Plan) -> Iterator[Draft]:
     """Both stages hold a tied weight, and add their gradients element by element."""
     for name, (first, last) in tied_stages(plan.stage_plans).items():
-        specs = [plan.stage_plans[number].by_name[name].at_rest for number in (first, last)]
-        if specs[0] != specs[1]:
+        rows = [plan.stage_plans[number].by_name[name] for number in (first, last)]
+        at_rest, updated = ([row.at_rest for row in rows], [row.updated for row in rows])
+        if updated[0] != updated[1] or at_rest[0] != at_rest[1]:
             assert plan.pipeline is not None
+            when, specs = ("at rest", at_rest) if at_rest[0] != at_rest[1] else ("in its update", updated)
             yield _refusal(
                 plan,
                 plan.pipeline.axes[0],
-                f"it is {specs[0]} at rest on stage {first} and {specs[1]} on stage {last}, whose gradients are summed",
+                f"it is {specs[0]} {when} on stage {first} and {specs[1]} on stage {last}, whose gradients are summed",
                 "the same spec on both",
                 *_same_roles(plan),
                 tensor=name,
@@ -174,13 +184,47 @@ def _same_roles(plan: Plan) -> Iterator[Candidate]:
                 yield entry(plan, axis, named={**named_roles(one), **dict.fromkeys(ENDS, role)})
 
 
-def _low_precision(plan: Plan) -> Iterator[Draft]:
-    if plan.request.precision is not None:
-        assert plan.pipeline is not None
+def _codes(plan: Plan, axis: str) -> Iterator[Draft]:
+    """Codes are gathered for a pass of a layer, with the reduction of its gradient in each microbatch."""
+    recipe, why = plan.request.precision, _once_a_step(plan)
+    if recipe is not None and why and any(weight.copies for weight in plan.quantized):
         yield _refusal(
             plan,
-            plan.pipeline.axes[0],
-            f"recipe '{plan.request.precision.name}' in stages, which the PyTorch engine does not run yet",
-            "stages without a recipe, or a recipe without stages",
-            without("precision"),
+            axis,
+            f"recipe '{recipe.name}' gathers codes of weights for each pass, and with {why} weights of a stage stay gathered",
+            "gather_quantized: false, or a schedule and --remat under which weights are gathered for each pass",
+            of_recipe(plan, gather_quantized=False),
+            *_each_pass(),
         )
+
+
+def _scattered(plan: Plan) -> Iterator[Draft]:
+    """Gradients that wait for the end of a step are not scattered before."""
+    why = _once_a_step(plan)
+    for axis in plan.mesh.larger_than_one(plan.mesh.names) if why else ():
+        if plan.request.layout.entries[axis].gradients:
+            yield _refusal(
+                plan,
+                axis,
+                f"it scatters gradients over {product(plan.mesh, [axis])} in each microbatch, and with {why} those of a stage wait for "
+                f"the end of the step",
+                "no such option, or a schedule and --remat under which gradients are reduced in each microbatch",
+                entry(plan, axis, gradients=None),
+                *_each_pass(),
+            )
+
+
+def _once_a_step(plan: Plan) -> str:
+    """Why weights of a stage are gathered once a step, and their gradients reduced once; empty where they are not."""
+    assert plan.pipeline is not None
+    schedule = plan.pipeline.choice.schedule
+    if not gathering_in(plan.request, plan.pipeline.choice).once:
+        return ""
+    return f"schedule '{schedule}'" if SCHEDULES[schedule].splits else f"--remat {plan.request.remat}"
+
+
+def _each_pass() -> Iterator[Candidate]:
+    yield option("remat", "full")
+    for name, schedule in SCHEDULES.items():
+        if not schedule.splits and name != "circular":
+            yield option("schedule", name)

@@ -5,7 +5,7 @@ This is the only such list. An engine refuses what is listed here, and otherwise
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import reduce
 
@@ -13,40 +13,38 @@ from shardwright.core.checks.edits import (
     both,
     entry,
     named_roles,
-    of_recipe,
     option,
-    other_recipe,
     resized,
     rule,
     without,
     without_rule,
 )
-from shardwright.core.checks.engine_stages import stages_on_jax, stages_on_torch
+from shardwright.core.checks.engine_policies import policies
+from shardwright.core.checks.engine_recipes import recipes
+from shardwright.core.checks.engine_stages import ENGINES, some_stay_gathered, stages_on_jax, stages_on_torch
+from shardwright.core.checks.loss import without_chunks
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.layout import Engine, Rule
+from shardwright.core.layout.layout import Rule
 from shardwright.core.layout.roles import ROLES
 from shardwright.core.layout.wording import every, others, product
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained, weight_of_layer
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import WeightResharding, weight_reshardings
-from shardwright.core.recipes.delayed import is_computed
 
 ON_JAX = option("engine", "jax")
-
-ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
-
-QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-delayed", "fp8-current", "nvfp4")
-"""Recipes by which both engines quantize: the fixes of one by which they do not."""
 
 
 def not_run(plan: Plan) -> Iterator[Draft]:
     """For a user's own program JAX only places the weights; PyTorch gathers them and reduces their gradients."""
-    yield from _recipe(plan)
+    yield from recipes(plan)
     yield from _updates(plan)
+    yield from _kept_gathered(plan)
     yield from _dtypes(plan)
+    yield from policies(plan)
+    yield from without_chunks(plan)
     if plan.request.engine == "jax":
         if plan.request.table.program == "ours":
             yield from stages_on_jax(plan)
@@ -59,71 +57,9 @@ def not_run(plan: Plan) -> Iterator[Draft]:
         yield from _other_dims(plan)
 
 
-def _recipe(plan: Plan) -> Iterator[Draft]:
-    """Recipes are planned, compared and locked before an engine quantizes by them."""
-    recipe, engine = plan.request.precision, plan.request.engine
-    if recipe is None:
-        return
-    quantizers = recipe.quantizers.values()
-    missing = {
-        "delayed amaxes of blocks, or with scales in powers of two": any(
-            one.amax == "delayed" and not is_computed(one) for one in quantizers
-        ),
-        "delayed amaxes of one tensor in two formats": _in_two_formats(plan),
-        "histories that differ from device to device": (
-            recipe.history is not None and not recipe.reduce_amax and plan.mesh.num_devices > 1
-        ),
-        "random numbers that each device draws": (
-            not recipe.counter_based and any(one.rounding == "stochastic" for one in quantizers)
-        ),
-        "a Hadamard transform of another product than the weight gradient": any(
-            one.hadamard is not None and product != "weight_gradient" for (product, _), one in recipe.quantizers.items()
-        ),
-        **_gathers(plan),
-        "the router's products": any(weight.component == "router" for weight in plan.quantized),
-        "products of your own program": plan.request.table.program != "ours",
-    }
-    found = [what for what, has in missing.items() if has]
-    if not found:
-        return
-    finding = Finding(
-        code=NOT_RUN,
-        severity="error",
-        where="--precision",
-        found=f"recipe '{recipe.name}' has {every(found)}, which {ENGINES[engine]} does not run yet",
-        needed="a recipe without that, or none",
-    )
-    reducing = () if recipe.reduce_amax else (of_recipe(plan, reduce_amax=True),)
-    counting = () if recipe.counter_based else (of_recipe(plan, counter_based=True),)
-    yield Draft(finding=finding, candidates=(*reducing, *counting, *map(other_recipe, QUANTIZES), without("precision")))
-
-
-def _in_two_formats(plan: Plan) -> bool:
-    """Whether operands that share an amax have different formats: they have one factor."""
-    formats: dict[tuple[str, ...], set[str]] = {}
-    for weight in plan.quantized:
-        for one in weight.operands:
-            if one.quantizer.amax == "delayed":
-                formats.setdefault(one.same_amax, set()).add(one.quantizer.dtype)
-    return any(len(found) > 1 for found in formats.values())
-
-
-def _gathers(plan: Plan) -> Mapping[str, bool]:
-    """Codes are gathered of what is quantized from its own values to the nearest code, in runs along merged dims."""
-    copies = [(weight, copy) for weight in plan.quantized for copy in weight.copies]
-    quantizers = [copy.quantizer for _, copy in copies if copy.quantizer is not None]
-    minor = [name for weight, _ in copies for name in weight.minor_dims]
-    return {
-        "gathers of codes with delayed amaxes": any(one.amax == "delayed" for one in quantizers),
-        "gathers of codes that are rounded at random": any(
-            one.rounding == "stochastic" or one.hadamard is not None for one in quantizers
-        ),
-        f"gathers of codes along '{next(iter(minor), '')}', which is no first dim of its side": bool(minor),
-    }
-
-
 def _updates(plan: Plan) -> Iterator[Draft]:
-    """Updates are sharded by our own training step. In stages it scatters gradients after the last microbatch only."""
+    """Updates are sharded by our own training step. In stages of JAX it scatters gradients after the last microbatch only; PyTorch does in
+    each (``engine_stages.py``)."""
     layout, mesh = plan.request.layout, plan.mesh
     stages = any("stage" in layout.entries[axis].roles.values() for axis in mesh.larger_than_one(mesh.names))
     own, engine = plan.request.table.program != "ours", ENGINES[plan.request.engine]
@@ -132,9 +68,25 @@ def _updates(plan: Plan) -> Iterator[Draft]:
         if own and one.optimizer:
             text = f"it shards updates over {product(mesh, [axis])}, which {engine} does not do for your own program"
             yield _without_options(plan, axis, text, optimizer=None, gradients=None)
-        elif stages and one.gradients:
+        elif stages and one.gradients and plan.request.engine == "jax":
             text = f"it scatters gradients over {product(mesh, [axis])} in each microbatch, which {engine} does not do beside pipeline stages"
             yield _without_options(plan, axis, text, gradients=None)
+
+
+def _kept_gathered(plan: Plan) -> Iterator[Draft]:
+    """Weights stay gathered where one step has all layers, and the engine gathers the weights themselves."""
+    layout, mesh, request = plan.request.layout, plan.mesh, plan.request
+    why = {
+        "beside pipeline stages": plan.pipeline is not None and request.engine == "torch",
+        "beside pipeline stages for some weights of layers and not for others": some_stay_gathered(plan),
+        "of codes, which the recipe gathers": request.precision is not None and request.precision.gather_quantized,
+        "for your own program": request.table.program != "ours" and request.engine == "jax",
+    }
+    where = next((text for text, has in why.items() if has), None)
+    for axis in mesh.larger_than_one(mesh.names) if where else ():
+        if layout.entries[axis].keep_gathered:
+            text = f"weights stay gathered over {product(mesh, [axis])}, which {ENGINES[request.engine]} does not do {where}"
+            yield _without_options(plan, axis, text, keep_gathered=None)
 
 
 def _without_options(plan: Plan, axis: str, found: str, **options: None) -> Draft:
@@ -152,7 +104,9 @@ def _without_options(plan: Plan, axis: str, found: str, **options: None) -> Draf
 def _dtypes(plan: Plan) -> Iterator[Draft]:
     """Dtypes of gradients and of master weights, where the engine does not have them."""
     request, mesh = plan.request, plan.mesh
-    stages = any("stage" in request.layout.entries[a].roles.values() for a in mesh.larger_than_one(mesh.names))
+    stages = request.engine == "jax" and any(
+        "stage" in request.layout.entries[a].roles.values() for a in mesh.larger_than_one(mesh.names)
+    )
     given = [name for name in ("gradients_dtype", "master_dtype") if getattr(request, name) is not None]
     where = (
         "for your own program" if request.table.program != "ours" else "beside pipeline stages yet" if stages else ""

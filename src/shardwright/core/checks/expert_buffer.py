@@ -28,7 +28,7 @@ def expert_buffer(plan: Plan) -> Iterator[Draft]:
             plan,
             "info",
             f"capacity factor {request.table.capacity_factor:g}: an expert takes {capacity:,} of the {request.length:,} "
-            f"tokens of a row (even share: {even:g}); later tokens are dropped, the same ones under every layout",
+            f"tokens of a row (even share: {even:,.10g}); later tokens are dropped, the same ones under every layout",
             "nothing; with --set capacity_factor=none no token is dropped",
         )
     if buffer_rows < traffic.most:
@@ -52,7 +52,11 @@ def expert_buffer(plan: Plan) -> Iterator[Draft]:
 def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
     row, traffic = plan.by_name[DISPATCHED], traffic_of(plan.request, plan.mesh)
     buffer_rows = traffic.buffer_rows(plan.request.expert_buffer)
-    held = sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
+    # Buffers are those of one microbatch.
+    held = (
+        sum(t.bytes_per_device for t in plan.activations if "slots" in t.in_use.logical_axes)
+        / plan.request.microbatches
+    )
     return Draft(
         finding=Finding(
             code="SW405",

@@ -88,7 +88,7 @@ def _split(plan: Plan, found: list[SplitBlock]) -> Draft:
     dim, grain, block = one.dim, one.dim.grain(plan.mesh), one.block
     tensor = plan.by_name[one.weight]
     assert tensor.at_rest is not None
-    spec = tensor.at_rest if recipe.gather_quantized else tensor.in_use
+    spec = tensor.at_rest if recipe.of_codes else tensor.in_use
     # PyTorch's merged dims have the name of the first.
     place = next(n for n, each in enumerate(spec.logical_axes) if each in dim.names)
     named = " x ".join(dim.names)
@@ -115,8 +115,9 @@ def _so_are(names: list[str]) -> str:
 def _entire(plan: Plan, one: SplitBlock, legal: list[int]) -> Iterator[Candidate]:
     recipe = plan.request.precision
     assert recipe is not None
-    if recipe.gather_quantized:
-        yield of_recipe(plan, gather_quantized=False)
+    if recipe.of_codes:
+        given = ("gather_quantized", "rest_quantized")
+        yield of_recipe(plan, **{name: False for name in given if getattr(recipe, name)})
     for axis in reversed(one.dim.axes):
         rest = plan.mesh.size(a for a in one.dim.axes if a != axis)
         for size in reversed([n // rest for n in legal if n % rest == 0 and n // rest < plan.mesh.size(axis)]):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.checks.edits import devices, entry, option, resized, sizes
+from shardwright.core.checks.edits import devices, entry, option, resized
 from shardwright.core.findings.codes import MEMORY_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import bytes_text, percent
+from shardwright.core.layout.wording import bytes_text, percent, with_article
 from shardwright.core.plan.plan import Plan
-from shardwright.core.resolution.request import REMAT_POLICIES
+from shardwright.core.policies.policy import BASES
+from shardwright.core.resolution.mesh_sizes import resized_mesh
 
 
 def memory(plan: Plan) -> Iterator[Draft]:
@@ -36,7 +37,7 @@ def memory(plan: Plan) -> Iterator[Draft]:
             code="SW312",
             severity="error" if share > 1 else "warning",
             where=f"a device of {plan.request.table.name} under layout '{plan.request.layout.name}'",
-            found=f"{bytes_text(total)}, {percent(share)} of what a {chip.name} lets a program use\n{table}",
+            found=f"{bytes_text(total)}, {percent(share)} of what {with_article(chip.name)} lets a program use\n{table}",
             needed=f"{bytes_text(chip.usable_bytes, like=total)} at most ({chip.source})"
             if share > 1
             else f"less than {percent(MEMORY_WARNING_SHARE.value)}: {MEMORY_WARNING_SHARE.why}",
@@ -47,10 +48,12 @@ def memory(plan: Plan) -> Iterator[Draft]:
 
 
 def cures(plan: Plan) -> Iterator[Candidate]:
-    """Recompute more, use more microbatches, replicate less, then use more devices; each alone, the cheapest first."""
+    """Recompute more, compute the loss in chunks, use more microbatches, replicate less, then use more devices; each alone, the cheapest first."""
     request, mesh = plan.request, plan.mesh
-    if request.remat != REMAT_POLICIES[0]:
-        yield option("remat", REMAT_POLICIES[0])
+    if request.remat != BASES[0]:
+        yield option("remat", BASES[0])
+    for factor in (8, 32):
+        yield option("loss-chunks", request.loss_chunks * factor)
     for factor in (2, 4, 8, 16, 32):
         yield option("microbatches", request.microbatches * factor)
     for axis in mesh.larger_than_one(request.layout.entries):
@@ -65,4 +68,4 @@ def cures(plan: Plan) -> Iterator[Candidate]:
         if request.devices is not None and any(e.size == "auto" for e in request.layout.mesh.values()):
             yield devices(request.devices * factor)
         elif growing and request.devices is None:
-            yield sizes({growing[0]: mesh.size(growing[0]) * factor})
+            yield resized_mesh(request, {growing[0]: mesh.size(growing[0]) * factor})

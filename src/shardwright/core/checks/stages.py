@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from math import gcd
 
 from shardwright.core.checks.edits import both, entry, named_roles, option, resized, without
@@ -45,6 +46,8 @@ def _fault(plan: Plan, fault: Fault) -> Draft:
     axis = stage_axes(plan.request, plan.mesh)[0]
     declared = plan.request.layout.entries[axis]
     readers = plan.mesh.size(plan.dp)
+    # Of two faults at one place neither could be removed alone.
+    place = "microbatches under" if fault.microbatches else f"axis '{axis}' of"
     candidates: list[Candidate] = []
     for number in fault.microbatches:
         candidates.append(option("microbatches", number))
@@ -56,17 +59,26 @@ def _fault(plan: Plan, fault: Fault) -> Draft:
         candidates.append(without("stages"))
     if fault.other_ends:
         candidates += _same_ends(plan, axis)
+    if fault.one_entry:
+        candidates += _one_entry(plan)
     return Draft(
         finding=Finding(
             code="SW110",
             severity="error",
-            where=f"axis '{axis}' of layout '{plan.request.layout.name}'",
+            where=f"{place} layout '{plan.request.layout.name}'",
             position=declared.position,
             found=fault.found,
             needed=fault.needed,
         ),
         candidates=tuple(candidates),
     )
+
+
+def _one_entry(plan: Plan) -> Iterator[Candidate]:
+    """The options of a pipeline on one of its axes, and on no other."""
+    axes = stage_axes(plan.request, plan.mesh)
+    for kept in axes:
+        yield reduce(both, (entry(plan, axis, virtual=None, schedule=None) for axis in axes if axis != kept))
 
 
 def _same_ends(plan: Plan, axis: str) -> Iterator[Candidate]:

@@ -28,6 +28,7 @@ BOUNDS: Mapping[str, Bound] = {
     "rows": Bound(most=1 << 24, fix="Give fewer rows."),
     "tokens": Bound(most=1 << 27, fix="Give shorter rows."),
     "microbatches": Bound(most=1 << 24, fix="Give fewer microbatches."),
+    "chunks": Bound(most=1 << 24, fix="Give fewer chunks."),
     "layers": Bound(most=1 << 14, fix="Give fewer layers."),
     "elements": Bound(most=1 << 32, fix="Give a smaller dim."),
     # An optimizer counts its steps in 32 bits.

@@ -149,7 +149,7 @@ CODES: dict[str, Code] = {
         Code(
             code="SW122",
             severity="info",
-            title="load balancing with nothing to balance",
+            title="an option without effect",
             law="A requested option has an effect, or is reported to have none.",
         ),
         Code(
@@ -163,6 +163,12 @@ CODES: dict[str, Code] = {
             severity="error",
             title="an update that is not sharded",
             law="What a layout shards of updates beside the weights is sharded, and saves memory, or is reported not to.",
+        ),
+        Code(
+            code="SW125",
+            severity="error",
+            title="chunks of the loss",
+            law="The chunks of the loss divide the tokens of a device.",
         ),
         Code(
             code="SW201",
@@ -181,6 +187,12 @@ CODES: dict[str, Code] = {
             severity="info",
             title="messages below the latency",
             law="A message is large enough that its transfer takes longer than its latency.",
+        ),
+        Code(
+            code="SW205",
+            severity="warning",
+            title="activations on the host",
+            law="Activations are on the host where their copies take less time than making them again.",
         ),
         Code(
             code="SW301",

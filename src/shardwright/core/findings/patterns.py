@@ -20,14 +20,15 @@ def matches(name: str, pattern: str) -> bool:
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name, re.DOTALL) is not None
 
 
-def chosen(names: Iterable[str], patterns: Sequence[str] | None, option: str = "only") -> frozenset[str]:
-    """The names that match one of the patterns; all without patterns. Raises InputError for a pattern that matches no name.
+def chosen(names: Iterable[str], patterns: Sequence[str] | str | None, option: str = "only") -> frozenset[str]:
+    """The names that match one of the patterns; all without patterns. A text is one pattern. Raises InputError for a pattern that matches no name.
 
     ``option``: what gave the patterns, for the error.
     """
     known = list(names)
     if patterns is None:
         return frozenset(known)
+    patterns = (patterns,) if isinstance(patterns, str) else patterns
     for pattern in patterns:
         if not any(matches(name, pattern) for name in known):
             near = nearest(pattern.strip("*./"), known, 0.4)

@@ -10,7 +10,7 @@ from shardwright.core.findings.position import Position
 from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.wording import every
 
-PLAIN_OPTIONS = ("optimizer", "gradients", "virtual", "schedule")
+PLAIN_OPTIONS = ("keep_gathered", "optimizer", "gradients", "virtual", "schedule")
 """The options of an axis that are None unless they are set."""
 
 OPTIONS = ("weights", "sequence_parallel", *PLAIN_OPTIONS)
@@ -46,6 +46,12 @@ def declaration(layout: Layout) -> dict[str, Any]:
         "move": {"attention": layout.move_attention, "moe": layout.move_moe},
         **({"rules": _rules(layout.rules)} if layout.rules else {}),
     }
+
+
+def plain_options(entry: RoleEntry) -> list[str]:
+    """The options of an entry besides its roles, as they are written: ``optimizer: shard``, ``keep_gathered: true``."""
+    values = {name: getattr(entry, name) for name in PLAIN_OPTIONS}
+    return [f"{name}: {_written(value)}" for name, value in values.items() if value is not None]
 
 
 def declared_changes(before: Mapping[str, Any], layout: Layout) -> tuple[DeclaredChange, ...]:
@@ -141,6 +147,10 @@ def _rule_changes(before: Mapping[str, Any], now: Mapping[str, Any], layout: Lay
                 now=_shown(new),
                 position=places.get((component, name), layout.positions.get("rules")),
             )
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _shown(value: object) -> str:

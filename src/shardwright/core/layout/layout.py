@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,7 +33,8 @@ class RoleEntry:
     ``roles`` is complete: components that are not named have the role of `elsewhere`, or ``idle`` where that role
     has nothing to shard. ``declared``: the components that the user named.
     ``weights``: ``whole`` makes an axis of a storing role replicate the weights; a tuple gives the logical axes to try
-    before the table's own; None uses the table's. ``virtual``: the chunks of layers that a device of role ``stage`` has;
+    before the table's own; None uses the table's. ``keep_gathered``: weights of layers that are gathered over the axis stay gathered
+    from the forward to the backward pass. ``virtual``: the chunks of layers that a device of role ``stage`` has;
     ``schedule``: the order in which they compute; None: the schedule's own number, the engine's own schedule.
     ``optimizer``: the axis shards what the optimizer keeps for the weights that it replicates (ZeRO-1); ``gradients``: and their
     gradients too (ZeRO-2).
@@ -43,6 +44,7 @@ class RoleEntry:
     declared: frozenset[str] = frozenset()
     elsewhere: str | None = None
     weights: Literal["whole"] | tuple[str, ...] | None = None
+    keep_gathered: Literal[True] | None = None
     sequence_parallel: bool = False
     optimizer: Shard | None = None
     gradients: Shard | None = None
@@ -123,6 +125,11 @@ class Layout:
         by_role = logical_axis in ROLES[self.role(axis, component)].weights
         ruled = [r for r in self.rules if (r.component, r.logical_axis) == (component, logical_axis)]
         return by_role and any(axis not in rule.axes for rule in ruled)
+
+    def keeps_gathered(self, axes: Iterable[str]) -> bool:
+        """Whether weights of layers that are gathered over these axes stay gathered from the forward to the backward pass."""
+        found = [self.entries[axis].keep_gathered for axis in axes]
+        return bool(found) and all(found)
 
     def axes_sharding(self, logical_axis: str, component: str) -> tuple[str, ...]:
         """The axes that shard a logical axis of activations in a component, in mesh order."""

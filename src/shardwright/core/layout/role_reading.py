@@ -15,9 +15,7 @@ from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES, SCHED
 
 STAGE_OPTIONS = ("virtual", "schedule")
 UPDATE_OPTIONS = ("optimizer", "gradients")
-ENTRY_OPTIONS = ("elsewhere", "weights", "sequence_parallel", *UPDATE_OPTIONS, *STAGE_OPTIONS)
-RESERVED_OPTIONS = ("keep_gathered",)
-"""Option names of an entry that are reserved and not implemented yet."""
+ENTRY_OPTIONS = ("elsewhere", "weights", "keep_gathered", "sequence_parallel", *UPDATE_OPTIONS, *STAGE_OPTIONS)
 
 Weights = Literal["whole"] | tuple[str, ...] | None
 
@@ -52,6 +50,7 @@ def read_roles(
                 "one role in each component",
                 f"Add '{axis}: idle' if it is to do nothing.",
             )
+    _gathered_together(faults, entries)
     return entries
 
 
@@ -99,20 +98,12 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
                 "one role in each component",
                 "Add 'elsewhere: idle', or the role it has there.",
             )
-    parallel = node.value.get("sequence_parallel")
-    if parallel is not None and not isinstance(parallel.value, bool):
-        faults.fault(
-            "SW120",
-            parallel.position,
-            where,
-            f"sequence_parallel {shown(parallel.value)}",
-            "true or false",
-            "Write 'sequence_parallel: true'.",
-        )
+    parallel = _flag(faults, where, "sequence_parallel", node)
     weights = _weights(faults, node.value.get("weights"))
-    entry = _spread(faults, axis, named, elsewhere, weights, bool(parallel and parallel.value), position)
+    entry = _spread(faults, axis, named, elsewhere, weights, parallel, position)
     entry = replace(
         entry,
+        keep_gathered=_flag(faults, where, "keep_gathered", node) or None,
         virtual=_virtual(faults, where, node.value.get("virtual")),
         schedule=_schedule(faults, node.value.get("schedule")),
         **{name: _shard(faults, where, name, node.value.get(name)) for name in UPDATE_OPTIONS},
@@ -121,25 +112,15 @@ def _entry(faults: Faults, axis: str, node: Located, position: Position) -> Role
     if not misread:
         _options_have_a_role(faults, where, node, entry)
         _stages_hold_whole_layers(faults, axis, where, entry)
-        _updates_of_replicas(faults, where, node, entry)
     return entry
 
 
 def _named_roles(faults: Faults, where: str, node: Located) -> dict[str, tuple[str, Position]]:
-    """The roles of the components named in an entry; faults for other keys, and for reserved options."""
+    """The roles of the components named in an entry; faults for other keys."""
     assert isinstance(node.value, Mapping)
     named: dict[str, tuple[str, Position]] = {}
     for key, value in node.value.items():
-        if key in RESERVED_OPTIONS:
-            faults.fault(
-                "SW111",
-                node.key_position(key),
-                where,
-                f"option '{key}', which is reserved",
-                f"one of {', '.join(ENTRY_OPTIONS)}",
-                f"Take '{key}' out.",
-            )
-        elif key in COMPONENTS:
+        if key in COMPONENTS:
             role = _role(faults, value, f"{where} in '{key}'")
             if role is not None:
                 named[key] = (role, value.position)
@@ -194,45 +175,95 @@ def _expert_stays_inside(faults: Faults, axis: str, elsewhere: str | None, posit
         )
 
 
+def _flag(faults: Faults, where: str, name: str, node: Located) -> bool:
+    assert isinstance(node.value, Mapping)
+    option = node.value.get(name)
+    if option is not None and not isinstance(option.value, bool):
+        found, needed = f"{name} {shown(option.value)}", "true or false"
+        faults.fault("SW120", option.position, where, found, needed, f"Write '{name}: true'.")
+    return option is not None and option.value is True
+
+
+def _gathered_together(faults: Faults, entries: Mapping[str, RoleEntry]) -> None:
+    """A weight that several axes store is gathered over all of them at once, so all of them keep it or none does."""
+    for axis, entry in entries.items():
+        for component, role in entry.roles.items():
+            others = [
+                name
+                for name, other in entries.items()
+                if ROLES[other.roles[component]].stores and other.weights != "whole" and not other.keep_gathered
+            ]
+            # In the input there are no weights.
+            if entry.keep_gathered and ROLES[role].stores and component != "input" and others:
+                assert entry.position is not None
+                faults.fault(
+                    "SW119",
+                    entry.position,
+                    f"roles of '{axis}'",
+                    f"option 'keep_gathered', which '{others[0]}' does not have: weights of '{component}' are gathered over both at once",
+                    "the option on all axes that shard the same weights at rest, or on none",
+                    f"Write 'keep_gathered: true' for '{others[0]}' too.",
+                )
+                break
+
+
+def unused_options(entry: RoleEntry) -> tuple[str, ...]:
+    """The options of an entry that its roles have no use for.
+
+    >>> roles = roles_everywhere({"moe": "expert"}, "fsdp", sequence_parallel=False)
+    >>> unused_options(RoleEntry(roles=roles, weights="whole", keep_gathered=True, virtual=2, position=None))
+    ('keep_gathered', 'virtual')
+    """
+    roles = {*entry.roles.values()}
+    stores = any(ROLES[role].stores for role in roles)
+    # An axis shards the update of weights that it replicates, and of which it sums the gradients.
+    replicates = "data" in roles or (stores and entry.weights == "whole")
+    used = {
+        "keep_gathered": stores and entry.weights != "whole",
+        "weights": stores,
+        **dict.fromkeys(STAGE_OPTIONS, "stage" in roles),
+        "sequence_parallel": entry.roles[SEQUENCE_PARALLEL[0]] == "tensor",
+        **dict.fromkeys(UPDATE_OPTIONS, replicates),
+    }
+    return tuple(name for name, has_use in used.items() if getattr(entry, name) not in (None, False) and not has_use)
+
+
+NEEDED: Mapping[str, tuple[str, str]] = {
+    "keep_gathered": ("that gathers no weights", "role fsdp or context in some component, without 'weights: whole'"),
+    "weights": ("that does not shard weights at rest", "role fsdp or context in some component"),
+    **dict.fromkeys(STAGE_OPTIONS, ("that is nowhere 'stage'", "role stage where there are layers")),
+    "sequence_parallel": ("that is nowhere 'tensor'", "role tensor in some component"),
+    **dict.fromkeys(
+        UPDATE_OPTIONS,
+        (
+            "that replicates no weights",
+            "role data in some component; other axes shard gradients and the optimizer's tensors as they shard weights",
+        ),
+    ),
+}
+"""For each option, the axis that has no use for it, and the role that has."""
+
+
 def _options_have_a_role(faults: Faults, where: str, node: Located, entry: RoleEntry) -> None:
-    stores = any(ROLES[role].stores for role in entry.roles.values())
-    if entry.weights is not None and not stores:
+    unused = unused_options(entry)
+    for name in unused:
+        axis, needed = NEEDED[name]
+        fix = f"Take '{name}' out."
+        if name == "sequence_parallel" and "tensor" in entry.roles.values():
+            component = SEQUENCE_PARALLEL[0]
+            axis = f"that is '{entry.roles[component]}' in '{component}'"
+            needed = f"role tensor in '{component}', whose length the option shards"
+            fix = f"Write '{component}: tensor', or take 'sequence_parallel' out."
+        found = f"option '{name}' on an axis {axis}"
+        faults.fault("SW119", node.key_position(name), where, found, needed, fix)
+    if entry.gradients is not None and entry.optimizer is None and "gradients" not in unused:
         faults.fault(
             "SW119",
-            node.key_position("weights"),
+            node.key_position("gradients"),
             where,
-            "option 'weights' on an axis that does not shard weights at rest",
-            "role fsdp or context in some component",
-            "Take 'weights' out.",
-        )
-    for name in STAGE_OPTIONS:
-        if getattr(entry, name) is not None and "stage" not in entry.roles.values():
-            faults.fault(
-                "SW119",
-                node.key_position(name),
-                where,
-                f"option '{name}' on an axis that is nowhere 'stage'",
-                "role stage where there are layers",
-                f"Take '{name}' out.",
-            )
-    component = SEQUENCE_PARALLEL[0]
-    if entry.sequence_parallel and "tensor" in entry.roles.values() and entry.roles[component] != "tensor":
-        faults.fault(
-            "SW119",
-            node.key_position("sequence_parallel"),
-            where,
-            f"option 'sequence_parallel' on an axis that is '{entry.roles[component]}' in '{component}'",
-            f"role tensor in '{component}', whose length the option shards",
-            f"Write '{component}: tensor', or take 'sequence_parallel' out.",
-        )
-    if entry.sequence_parallel and "tensor" not in entry.roles.values():
-        faults.fault(
-            "SW119",
-            node.key_position("sequence_parallel"),
-            where,
-            "option 'sequence_parallel' on an axis that is nowhere 'tensor'",
-            "role tensor in some component",
-            "Take 'sequence_parallel' out.",
+            "option 'gradients' without 'optimizer'",
+            "both: with a shard of a gradient a device updates a shard of the weight",
+            "Write 'optimizer: shard' too.",
         )
 
 
@@ -268,32 +299,6 @@ def _shard(faults: Faults, where: str, name: str, option: Located | None) -> Sha
         return "shard"
     faults.fault("SW120", option.position, where, f"{name} {shown(option.value)}", "'shard'", f"Write '{name}: shard'.")
     return None
-
-
-def _updates_of_replicas(faults: Faults, where: str, node: Located, entry: RoleEntry) -> None:
-    """An axis shards the update of weights that it replicates, and of which it sums the gradients."""
-    replicates = any(
-        role == "data" or (ROLES[role].stores and entry.weights == "whole") for role in entry.roles.values()
-    )
-    for name in UPDATE_OPTIONS:
-        if getattr(entry, name) is not None and not replicates:
-            faults.fault(
-                "SW119",
-                node.key_position(name),
-                where,
-                f"option '{name}' on an axis that replicates no weights",
-                "role data in some component; other axes shard gradients and the optimizer's tensors as they shard weights",
-                f"Take '{name}' out.",
-            )
-    if replicates and entry.gradients is not None and entry.optimizer is None:
-        faults.fault(
-            "SW119",
-            node.key_position("gradients"),
-            where,
-            "option 'gradients' without 'optimizer'",
-            "both: with a shard of a gradient a device updates a shard of the weight",
-            "Write 'optimizer: shard' too.",
-        )
 
 
 def _stages_hold_whole_layers(faults: Faults, axis: str, where: str, entry: RoleEntry) -> None:

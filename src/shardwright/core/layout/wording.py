@@ -80,7 +80,16 @@ def plural(noun: str) -> str:
     """
     if noun.endswith("y"):
         return f"{noun[:-1]}ies"
-    return f"{noun}es" if noun.endswith("ch") else f"{noun}s"
+    return f"{noun}es" if noun.endswith(("ch", "x")) else f"{noun}s"
+
+
+def with_article(initials: str) -> str:
+    """A name that is read letter by letter, with its article.
+
+    >>> with_article("H100 SXM"), with_article("TPU v5p"), with_article("MI300X")
+    ('an H100 SXM', 'a TPU v5p', 'an MI300X')
+    """
+    return f"{'an' if initials[:1] in tuple('AEFHILMNORSX') else 'a'} {initials}"
 
 
 def counted(size: int, logical_axis: str) -> str:

@@ -9,6 +9,7 @@ from math import prod
 from types import MappingProxyType
 
 from shardwright.core.mesh.hops import WholeSlice
+from shardwright.core.mesh.spec import Spec
 
 LINKS = ("ici", "dcn")
 """The links that an axis may use: fast ones, which is the default, or slow ones."""
@@ -75,6 +76,18 @@ class Mesh:
         """The given axes without those of size 1, in the order given."""
         shape = self.shape
         return tuple([name for name in axes if shape[name] > 1])
+
+    def sharding(self, spec: Spec) -> Spec:
+        """A spec without axes of size 1, which shard nothing.
+
+        >>> print(Mesh.of(data=2, fsdp=1).sharding(Spec.of(embed=["data", "fsdp"])))
+        embed/data
+        """
+        return spec.without(axis.name for axis in self.axes if axis.size == 1)
+
+    def placed_alike(self, one: Spec, other: Spec) -> bool:
+        """Whether two specs of a tensor place it in the same way."""
+        return one == other or self.sharding(one) == self.sharding(other)
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Index of ``device`` along each axis."""

@@ -114,6 +114,23 @@ class Activation:
     """The stacks whose layers have it; none: every layer's, or no layer's."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operation:
+    """How the forward pass of a layer makes one of its activations, in the order of the layer.
+
+    ``inputs``: the activations that it is made of. ``reads``: those that the backward pass through the operation reads. ``weights``:
+    those that it multiplies tokens with, by their names in the layer. ``like``: the row of the table that has its dims, dtype and
+    sharding, where the activation has no row of its own. ``stacks``: as of an activation.
+    """
+
+    output: str
+    inputs: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    weights: tuple[str, ...] = ()
+    like: str | None = None
+    stacks: tuple[str, ...] = ()
+
+
 MoveKind = Literal["stream", "queries", "keys", "dispatch", "combine"]
 
 
@@ -151,6 +168,8 @@ class ModelTable:
     ``sizes``: elements along each logical axis of activations, except batch, length, groups and slots, which the
     request and the layout give; an activation's own ``sizes`` take precedence. ``top_k``: experts per token, None
     without experts. ``capacity_factor`` None: no token is dropped.
+    ``operations``: how a layer makes its activations, so that it is known what can be kept and what is made again; none for a user's
+    own program.
     ``dtype``: that of the computation unless the request gives another.
     ``architecture``: what the engines need beyond shapes; None for a user's own program.
 
@@ -164,6 +183,7 @@ class ModelTable:
     activations: tuple[Activation, ...]
     moves: tuple[Move, ...]
     num_layers: int
+    operations: tuple[Operation, ...] = ()
     dtype: str = "bfloat16"
     top_k: int | None = None
     capacity_factor: float | None = None

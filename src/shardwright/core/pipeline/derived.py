@@ -11,20 +11,23 @@ from dataclasses import replace
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.pipeline.ends import planned_ends
-from shardwright.core.pipeline.program import program_collectives
+from shardwright.core.pipeline.program import names_of, program_collectives
 from shardwright.core.pipeline.requests import stage_axes
 from shardwright.core.pipeline.tied import tied_stages
 from shardwright.core.plan.collectives import made_of_the_input
 from shardwright.core.plan.fsdp_groups import trained, weight_of_layer
-from shardwright.core.plan.memory import microbatch_bytes
+from shardwright.core.plan.memory import bytes_on_device, estimate_memory, microbatch_bytes
 from shardwright.core.plan.plan import Memory, Phase, Plan, PlannedCollective, TensorPlan
+from shardwright.core.plan.resharding import weight_reshardings, weight_update
+from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.resolution.request import Request
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
-from shardwright.core.stages.gathering import EACH_PASS, Gathering, gathering_of
+from shardwright.core.stages.gathering import EACH_PASS, OF_SHARED_ENDS, Gathering, gathering_of
 from shardwright.core.stages.planned import Pipeline, PlannedStage, work_of
 from shardwright.core.stages.units import Letter
 
@@ -35,20 +38,32 @@ def planned_pipeline(
     """The pipeline with what each stage needs. ``held``: the plan of what its devices hold, for each stage. ``ends``: that of the ends
     that all stages share."""
     gathering = gathering_in(request, choice)
-    pipeline = Pipeline.of(
-        stage_axes(request, mesh),
-        choice,
-        tuple(
-            _planned(choice, number, stage, plan, gathering)
-            for number, (stage, plan) in enumerate(zip(choice.stages, held, strict=True))
-        ),
+    stages = [
+        _planned(choice, number, stage, plan, gathering)
+        for number, (stage, plan) in enumerate(zip(choice.stages, held, strict=True))
+    ]
+    if request.engine == "torch":
+        stages = [_updated_once(stage, held, stages) for stage in stages]
+    pipeline = Pipeline.of(stage_axes(request, mesh), choice, tuple(stages))
+    return (
+        pipeline
+        if ends is None
+        else replace(
+            pipeline, shared=planned_ends(request, mesh, ends, gathered_bytes(ends, gathering_of_ends(request)))
+        )
     )
-    return pipeline if ends is None else replace(pipeline, shared=planned_ends(request, mesh, ends))
 
 
 def gathering_in(request: Request, choice: Choice) -> Gathering:
     """When the stages of a pipeline gather their weights."""
-    return gathering_of(choice.schedule, request.remat) if request.engine == "torch" else EACH_PASS
+    if request.engine == "torch":
+        return gathering_of(choice.schedule, request.remat)
+    return Gathering(once=any(entry.keep_gathered for entry in request.layout.entries.values()))
+
+
+def gathering_of_ends(request: Request) -> Gathering:
+    """When the ends that all stages share gather their weights."""
+    return OF_SHARED_ENDS if request.engine == "torch" else EACH_PASS
 
 
 def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, gathering: Gathering) -> PlannedStage:
@@ -63,12 +78,27 @@ def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, gathering: G
         optimizer_bytes=plan.memory.optimizer_bytes,
         average_bytes=plan.memory.average_bytes,
         amax_history_bytes=plan.memory.amax_history_bytes,
+        narrowed_bytes=plan.memory.narrowed_bytes,
         saved_bytes=saved,
         working_bytes=working,
         gathered_bytes=gathered_bytes(plan, gathering),
         output_bytes=plan.by_name["residual.stream"].bytes_per_device,
         work=work_of(units),
     )
+
+
+def _updated_once(stage: PlannedStage, held: Sequence[Plan], stages: Sequence[PlannedStage]) -> PlannedStage:
+    """A second stage of a rank with a tied weight, as in a V: it has a copy, which the first one updates."""
+    for name, (first, last) in tied_stages(held).items():
+        if stage.number == last and stages[first].rank == stage.rank:
+            plan = held[last]
+            own = estimate_memory(plan.request, plan.mesh, [row for row in plan.weights if row.name == name])
+            stage = replace(
+                stage,
+                optimizer_bytes=stage.optimizer_bytes - own.optimizer_bytes,
+                average_bytes=stage.average_bytes - own.average_bytes,
+            )
+    return stage
 
 
 def gathered_bytes(plan: Plan, gathering: Gathering) -> int:
@@ -79,13 +109,25 @@ def gathered_bytes(plan: Plan, gathering: Gathering) -> int:
 def _gathered_bytes(plan: Plan, gathering: Gathering) -> Iterator[int]:
     for row in trained(plan.request, plan.weights):
         once = gathering.ends_once if row.stack is None else gathering.once
+        if plan.request.engine == "jax":
+            yield from _kept_bytes(plan, row) if once else ()
+            continue
         first = None if row.stack is None else plan.request.table.weight(row.name).first_in_stack
         one = weight_of_layer(plan.request, plan.mesh, row, first)
-        if once and one.gathered:
+        if once and one.gathered and not one.of_codes:
             elements = row.num * one.shard_elements(plan.mesh) * plan.mesh.size(one.gathered)
             yield elements * DTYPE_BYTES[one.gather_dtype]
             if gathering.once:
                 yield elements * DTYPE_BYTES[one.reduce_dtype]
+
+
+def _kept_bytes(plan: Plan, row: TensorPlan) -> Iterator[int]:
+    """A weight of layers that stays gathered on JAX, and the sum of its gradients in use."""
+    weight = plan.request.table.weight(row.name)
+    use = weight_reshardings(plan.request, plan.mesh, row)[weight.component]
+    if use.kept:
+        for dtype in (in_use_dtype(weight, plan.request.dtype), use.reduce_dtype):
+            yield row.num * bytes_on_device(use.operand, row.shape, dtype, plan.mesh)
 
 
 def _has(stage: Stage, letter: Letter, layer: int | None) -> bool:
@@ -101,6 +143,7 @@ def memory_of(pipeline: Pipeline, rank: int, ends: Plan | None = None) -> Memory
         optimizer_bytes=sum(one.optimizer_bytes for one in stored),
         average_bytes=sum(one.average_bytes for one in stored),
         amax_history_bytes=sum(one.amax_history_bytes for one in stored),
+        narrowed_bytes=sum(one.narrowed_bytes for one in stored),
         activations_bytes=pipeline.activations_bytes(rank),
     )
 
@@ -112,25 +155,28 @@ def collectives_of(
     plans: Sequence[Plan],
     weights: Sequence[TensorPlan],
     ends: Plan | None = None,
+    program: Plan | None = None,
+    quantized: Sequence[QuantizedWeight] = (),
 ) -> tuple[PlannedCollective, ...]:
     """The collectives of the slowest rank in a step: of each of its stages for each microbatch, once what is reduced over replicas; its
     transfers, which are permutes along the stage axes; and those of the ends that all stages share. On JAX those of one program
-    (``program.py``). ``weights``: of the model."""
+    (``program.py``). ``weights``, ``quantized``: of the model; ``program``: on JAX, a plan of what each device has of the program."""
     found: dict[tuple[object, ...], PlannedCollective] = {}
     rank = pipeline.slowest
     shared = [] if ends is None else [ends]
-    if request.engine == "jax":
-        own = {row.name for one in shared for row in one.weights}
+    if program is not None:
+        own = names_of(ends)
         others = [row for row in weights if row.name not in own]
+        low = [one for one in quantized if one.name not in own]
         of_rank = (
-            *program_collectives(request, mesh, pipeline, plans, others),
+            *program_collectives(request, mesh, pipeline, plans, others, low, program),
             *_of_stages(request, shared, EACH_PASS),
         )
     else:
         stages = [plans[stage.number] for stage in pipeline.of_rank(rank)]
         of_rank = (
             *_of_stages(request, stages, gathering_in(request, pipeline.choice)),
-            *_of_stages(request, shared, EACH_PASS),
+            *_of_stages(request, shared, gathering_of_ends(request)),
             *_transfers(pipeline, rank),
             *_of_tied(pipeline, plans, rank),
         )
@@ -144,6 +190,7 @@ def collectives_of(
             one.tensors,
             one.ragged,
             one.subgroup,
+            one.beside,
         )
         before = found.get(key)
         number = one.count_per_step + (before.count_per_step if before else 0)
@@ -181,12 +228,12 @@ def share_of_microbatch(one: PlannedCollective, plan: Plan, gathering: Gathering
 
 
 def _times_a_step(one: PlannedCollective, plan: Plan, gathering: Gathering, microbatches: int) -> int:
-    """How often a collective of one microbatch is in a step."""
+    """How often a collective of one microbatch is in a step. Codes, which have a dtype of their own, are gathered for each pass."""
     if one.phase == "update":
         return 1
     rows = [plan.by_name[name] for name in one.tensors if name in plan.by_name]
     of_weights = bool(rows) and all(row.kind == "weight" for row in rows)
-    if of_weights and one.kind == "all-gather":
+    if of_weights and one.kind == "all-gather" and one.dtype is None:
         once = gathering.ends_once if rows[0].stack is None else gathering.once
         return (0 if one.phase == "recompute" else 1) if once else microbatches
     if of_weights and one.kind == "reduce-scatter" and gathering.once:
@@ -199,13 +246,15 @@ def _of_tied(pipeline: Pipeline, plans: Sequence[Plan], rank: int) -> Iterator[P
     for name, stages in tied_stages(plans).items():
         ranks = [pipeline.stages[number].rank for number in stages]
         if rank in ranks and ranks[0] != ranks[1]:
-            row = plans[stages[ranks.index(rank)]].by_name[name]
+            plan = plans[stages[ranks.index(rank)]]
+            row = plan.by_name[name]
+            held = weight_update(plan.request, plan.mesh, row).held
             yield PlannedCollective(
                 component=row.component,
                 phase="update",
                 kind="permute",
                 axes=pipeline.axes,
-                bytes_per_device=row.bytes_per_device,
+                bytes_per_device=bytes_on_device(held, row.shape, plan.request.summed_in, plan.mesh),
                 count_per_step=1,
                 tensors=(name,),
             )

@@ -14,9 +14,10 @@ from dataclasses import replace
 
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.pipeline.requests import ends_of_stages, stage_axes
+from shardwright.core.pipeline.requests import ends_of_stages, recipe_of, stage_axes
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.plan import Phase, Plan, PlannedCollective
+from shardwright.core.plan.resharding import weight_reshardings
 from shardwright.core.resolution.request import Request
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.planned import SharedEnds, work_of
@@ -38,10 +39,12 @@ def ends_request(request: Request, mesh: Mesh) -> Request | None:
     if not shared:
         return None
     none = Stage(layers=range(0), embedding="E" in shared, logits="L" in shared)
+    table = stage_table(request.table, none)
     return replace(
         request,
         layout=_without_layers(request.layout, stage_axes(request, mesh)),
-        table=stage_table(request.table, none),
+        table=table,
+        precision=recipe_of(request, table),
         batch=max(1, request.batch // request.microbatches),
         microbatches=1,
         schedule=None,
@@ -64,8 +67,9 @@ def _without_layers(layout: Layout, axes: Sequence[str]) -> Layout:
     return replace(layout, entries={**layout.entries, **entries})
 
 
-def planned_ends(request: Request, mesh: Mesh, ends: Plan) -> SharedEnds:
-    """What every device has and needs of the shared ends. ``ends``: their plan."""
+def planned_ends(request: Request, mesh: Mesh, ends: Plan, gathered_bytes: int) -> SharedEnds:
+    """What every device has and needs of the shared ends. ``ends``: their plan; ``gathered_bytes``: what their weights take that stay
+    gathered."""
     letters = shared_ends(request, mesh)
     units = units_of(request.table, request.length, recomputed=False, ends=letters)
     ranks = mesh.size(stage_axes(request, mesh))
@@ -75,6 +79,7 @@ def planned_ends(request: Request, mesh: Mesh, ends: Plan) -> SharedEnds:
         letters="".join(letters),
         stored_bytes=memory.state_bytes + memory.gradients_bytes,
         working_bytes=saved + working,
+        gathered_bytes=gathered_bytes,
         work={kind: flops / ranks for kind, flops in work_of([u for u in units if u.layer is None]).items()},
     )
 
@@ -94,4 +99,18 @@ def with_sums(request: Request, mesh: Mesh, ends: Plan) -> Plan:
         )
         for letter in shared_ends(request, mesh)
     )
-    return replace(ends, collectives=(*ends.collectives, *sums))
+    return replace(ends, collectives=(*(_of_both_ends(ends, one) for one in ends.collectives), *sums))
+
+
+def _of_both_ends(ends: Plan, one: PlannedCollective) -> PlannedCollective:
+    """What is done of a tied weight for each end, where a model without stages does it once for both uses: PyTorch reduces its gradient in the
+    backward pass of each, and JAX gathers it for each too."""
+    table, rows = ends.request.table, [name for name in one.tensors if name in ends.by_name]
+    uses = [
+        weight_reshardings(ends.request, ends.mesh, ends.by_name[name]).values()
+        for name in rows
+        if ends.by_name[name].kind == "weight" and table.weight(name).uses
+    ]
+    again = [("backward", "reduce-scatter"), *([("forward", "all-gather")] if ends.request.engine == "jax" else [])]
+    twice = any(len(set(own)) == 1 for own in uses) and (one.phase, one.kind) in again
+    return replace(one, count_per_step=2 * one.count_per_step) if twice else one

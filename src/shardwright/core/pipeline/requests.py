@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from shardwright.core.findings.patterns import matches
 from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.wording import every
+from shardwright.core.mesh.hops import AUTO
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
+from shardwright.core.policies.policy import gathering_again
+from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.resolution.request import Request
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice, Fault, choose
@@ -27,7 +32,7 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
         return None
     entries = [request.layout.entries[axis] for axis in axes]
     ends = ends_of_stages(request, axes)
-    half_shared = tuple(_half_shared(request, ends))
+    faults = (*_half_shared(request, ends), *_differing(request, axes))
     units = units_of(request.table, request.length, recomputed=request.remat == "full", ends=ends)
     choice = choose(
         units,
@@ -41,7 +46,24 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
         # On JAX arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
         limit_bytes=request.chip.usable_bytes if request.chip and request.engine == "torch" else None,
     )
-    return replace(choice, stages=(), faults=(*choice.faults, *half_shared)) if half_shared else choice
+    return replace(choice, stages=(), faults=(*choice.faults, *faults)) if faults else choice
+
+
+def _differing(request: Request, axes: Sequence[str]) -> Iterator[Fault]:
+    """Several axes of stages are one pipeline, which has one schedule."""
+    entries = {axis: request.layout.entries[axis] for axis in axes}
+    found = [
+        every([f"{name} {value} on '{axis}'" for axis, value in values.items()])
+        for name in ("virtual", "schedule")
+        if (values := {axis: value for axis, one in entries.items() if (value := getattr(one, name)) is not None})
+        and len({*values.values()}) > 1
+    ]
+    if found:
+        yield Fault(
+            found=f"{'; '.join(found)}: the axes are one pipeline",
+            needed="options on one of these axes",
+            one_entry=True,
+        )
 
 
 def _half_shared(request: Request, ends: Sequence[Letter]) -> Iterator[Fault]:
@@ -104,9 +126,25 @@ def _alone(request: Request, mesh: Mesh, table: ModelTable) -> Request:
         schedule=None,
         stages=None,
         unit_costs=None,
+        hops=AUTO,
+        precision=recipe_of(request, table),
+        # On JAX a live microbatch keeps activations alone: its weights are those of all others.
+        remat=gathering_again(request.remat) if request.engine == "jax" else request.remat,
         # A stage has a part of the slice, whose collectives the compiler keeps.
         chip=request.chip and replace(request.chip, whole_slice=None),
     )
+
+
+def recipe_of(request: Request, table: ModelTable) -> Recipe | None:
+    """The recipe for a part of the model: of its patterns those that match a weight there. A request has no others."""
+    recipe = request.precision
+    if recipe is None:
+        return None
+
+    def there(patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(one for one in patterns if any(matches(weight.name, one) for weight in table.weights))
+
+    return replace(recipe, high=there(recipe.high), quantized=there(recipe.quantized))
 
 
 def _without(layout: Layout, axes: tuple[str, ...]) -> Layout:

@@ -17,10 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Literal
 
+from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES
-from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.resolution.request import Request
 
 Backend = Literal["cpu", "tpu", "gpu", "gpu with cuDNN"]
 KernelName = Literal["full", "splash", "cudnn", "triton", "blockwise"]
@@ -186,3 +189,37 @@ def local_attention(plan: Plan) -> LocalAttention | None:
         ring=plan.request.layout.move_attention == "ring" and local["q_length"] < plan.sizes["kv_length"],
         in_order=plan.rows_in_order,
     )
+
+
+IN_A_RING = frozenset(f"attention.{name}attended" for name in ("", "keys_", "values_", "latent_"))
+"""What PyTorch does not keep of attention in a ring: each step has other keys."""
+
+
+def made_again_with_others(request: Request, mesh: Mesh) -> frozenset[str]:
+    """What an engine makes again in a layer that makes anything again. The backward pass of attention reads more than its output: all scores
+    where they are computed at once, and in a ring the sums after each step. Kernels keep one number for each query and head besides."""
+    axes = mesh.larger_than_one(request.layout.axes_sharding("length", "attention"))
+    ring = request.layout.move_attention == "ring" and bool(axes)
+    if request.engine != "jax":
+        return IN_A_RING if ring else frozenset()
+    return frozenset({"attention.attended"} if ring or _scores_at_once(request) else ())
+
+
+def _scores_at_once(request: Request) -> bool:
+    return request.length <= LARGEST_BLOCK["cpu" if request.chip is None else "tpu"]
+
+
+def sums_of_scores(request: Request, row: TensorPlan) -> int:
+    """What a kernel of attention keeps with its output: the logarithm of a float32 sum for each query and head."""
+    if row.name != "attention.attended" or (request.engine == "jax" and _scores_at_once(request)):
+        return 0
+    return row.bytes_per_device // (DTYPE_BYTES[row.dtype] * row.shape[-1]) * DTYPE_BYTES["float32"]
+
+
+def mask_bytes(request: Request, mesh: Mesh, rows: Mapping[str, TensorPlan]) -> int:
+    """What PyTorch's kernels of attention keep besides: which queries attend to which keys, in numbers of the computation's dtype."""
+    if request.engine != "torch" or made_again_with_others(request, mesh):
+        return 0
+    queries, keys = rows["attention.q_positions"], rows["attention.kv_positions"]
+    of_row = ceil(keys.shape[-1] / mesh.size(keys.in_use.dims[-1].axes))
+    return queries.bytes_per_device // DTYPE_BYTES[queries.dtype] * of_row * DTYPE_BYTES[request.dtype]

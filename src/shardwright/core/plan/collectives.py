@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from math import ceil
 from typing import Literal
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
@@ -18,14 +20,17 @@ from shardwright.core.plan.fsdp_groups import (
     update_groups,
     weight_of_layer,
 )
-from shardwright.core.plan.movement import Collective, ReshardKind, collectives, elements_per_device, movement
+from shardwright.core.plan.memory import kept_runs
+from shardwright.core.plan.moe_move import collectives_of_experts
+from shardwright.core.plan.movement import Collective, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import Resharding, resharding, weight_reshardings, weight_update
+from shardwright.core.policies.repeated import gathers_again, moved_again
+from shardwright.core.policies.runs import Run
 from shardwright.core.quantization.links import copy_phases
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.quantization.reductions import AMAX_BYTES, AMAX_DTYPE, amax_reductions
 from shardwright.core.resolution.request import FLOATS, Request
-from shardwright.core.resolution.resolve import expert_axes
 
 
 def step_collectives(
@@ -34,28 +39,28 @@ def step_collectives(
     """Every collective of a step, in the order of component, phase and axes. Equal collectives are one row with a count."""
     by_name = {tensor.name: tensor for tensor in tensors}
     found: list[PlannedCollective] = []
+    runs = kept_runs(request, mesh, tensors)
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
     if request.engine == "torch":
-        found += _of_groups(request, mesh, weights, quantized)
+        found += _of_groups(request, mesh, weights, runs, quantized)
     else:
         for tensor in weights:
-            found += _of_weight(request, mesh, tensor, quantized)
+            found += _of_weight(request, mesh, tensor, runs, quantized)
     for move in request.table.moves:
         if move.source in by_name and move.target in by_name:
-            found += _of_move(request, mesh, by_name, move)
-    found += _of_amaxes(request, mesh, quantized)
+            found += _of_move(request, mesh, by_name, runs, move, quantized)
+    found += amax_collectives(request, mesh, quantized)
     return _merged(found, by_name)
 
 
 def _of_weight(
-    request: Request, mesh: Mesh, tensor: TensorPlan, quantized: Sequence[QuantizedWeight]
+    request: Request, mesh: Mesh, tensor: TensorPlan, runs: Sequence[Run], quantized: Sequence[QuantizedWeight]
 ) -> Iterable[PlannedCollective]:
     """The gathers of a weight for each use in each pass, the reduce-scatters of its gradient, and what is moved once a step."""
     assert tensor.at_rest is not None
     shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
     layers = layers_on_device(request, mesh, tensor)
     times = layers * request.microbatches
-    again = tensor.stack is not None and request.remat != "none"
     uses, update = weight_reshardings(request, mesh, tensor), weight_update(request, mesh, tensor)
     coded = next((one for one in quantized if one.name == tensor.name and one.copies), None)
     of_codes = 0 if coded is None else min(layers, coded.num)
@@ -64,10 +69,14 @@ def _of_weight(
         if use in list(uses.values())[:number]:
             continue
         plain = movement(use.at_rest, use.gathered, (), shape, mesh)
-        for gather in plain if layers > of_codes else ():
-            for phase in ("forward", "recompute") if again else ("forward",):
-                rounds = (layers - of_codes) * request.microbatches
-                yield _planned(component, phase, gather, DTYPE_BYTES[use.gather_dtype], rounds, tensor.name)
+        again = 0 if use.kept else sum(gathers_again(runs, tensor.stack, layer) for layer in range(of_codes, layers))
+        width = DTYPE_BYTES[use.gather_dtype]
+        for gather in plain:
+            rounds = (layers - of_codes) * request.microbatches
+            if rounds:
+                yield _planned(component, "forward", gather, width, rounds, tensor.name)
+            if again:
+                yield _planned(component, "recompute", gather, width, again * request.microbatches, tensor.name)
         if coded is not None:
             for phase, gather in _of_copies(request, mesh, coded, component, plain, DTYPE_BYTES[use.gather_dtype]):
                 yield replace(gather, phase=phase, count_per_step=of_codes * request.microbatches)
@@ -109,7 +118,11 @@ def _of_copies(
 
 
 def _of_groups(
-    request: Request, mesh: Mesh, weights: Sequence[TensorPlan], quantized: Sequence[QuantizedWeight]
+    request: Request,
+    mesh: Mesh,
+    weights: Sequence[TensorPlan],
+    runs: Sequence[Run],
+    quantized: Sequence[QuantizedWeight],
 ) -> Iterator[PlannedCollective]:
     """The collectives of FSDP parameter groups (``core/plan/fsdp_groups.py``), layer by layer.
 
@@ -127,14 +140,15 @@ def _of_groups(
     by_replicas: dict[tuple[tuple[str, ...], str], list[tuple[WeightOfLayer, int]]] = {}
     for (stack, _), rows in by_stack.items():
         layers = layers_on_device(request, mesh, rows[0])
-        again = stack is not None and request.remat != "none"
-        for layer, num in _alike(request, quantized, rows, layers):
+        for layer, num in _alike(request, quantized, runs, rows, layers):
+            before = 0 if layer is None else request.table.weight(rows[0].name).first_in_stack
+            again = layer is not None and gathers_again(runs, stack, layer - before)
             ones = [weight_of_layer(request, mesh, row, layer) for row in rows]
             for updated in update_groups(ones):
                 for phase, one, dtype, times in updated.collectives(mesh, num, request.microbatches):
                     yield _planned_groups(updated.weights, mesh, phase, one, DTYPE_BYTES[dtype], times)
             for group in groups_of(ones):
-                yield from _of_group(group, request, mesh, num, quantized, again=again)
+                yield from _of_group(group, request, mesh, num, quantized, again=again and not group.kept)
                 for one in group.weights:
                     if axes := group.other_replicas(one):
                         by_replicas.setdefault((axes, one.reduce_dtype), []).append((one, num))
@@ -173,14 +187,22 @@ def _of_group(
 
 
 def _alike(
-    request: Request, quantized: Sequence[QuantizedWeight], rows: Sequence[TensorPlan], layers: int
+    request: Request,
+    quantized: Sequence[QuantizedWeight],
+    runs: Sequence[Run],
+    rows: Sequence[TensorPlan],
+    layers: int,
 ) -> Iterator[tuple[int | None, int]]:
-    """Runs of layers whose weights are gathered alike, each by its first layer and its length: the last ones may stay high."""
+    """Runs of layers whose weights are gathered alike, each by its first layer and its length: the last ones may stay high, and some
+    may keep their weights gathered."""
     if rows[0].stack is None:
         yield None, layers
         return
     names = {row.name for row in rows}
     ends = {min(layers, one.num) for one in quantized if one.name in names and one.copies}
+    for run, later in pairwise(one for one in runs if one.stack == rows[0].stack):
+        if run.gathers_again != later.gathers_again:
+            ends.add(min(layers, run.layers.stop))
     before, first = request.table.weight(rows[0].name).first_in_stack, 0
     for end in sorted({*ends, layers}):
         if end > first:
@@ -221,10 +243,20 @@ def _planned_groups(
 
 
 def _of_move(
-    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
+    request: Request,
+    mesh: Mesh,
+    by_name: Mapping[str, TensorPlan],
+    runs: Sequence[Run],
+    move: Move,
+    quantized: Sequence[QuantizedWeight],
 ) -> Iterable[PlannedCollective]:
     if move.kind in ("dispatch", "combine"):
-        yield from _of_experts(request, mesh, by_name, move)
+        # The gradients of the routing weights need the experts' outputs, so an all-to-all's combine is recomputed. The sums of
+        # a ring only leave the layer.
+        ring = request.layout.move_moe == "ring"
+        leaves = replace(move, ends_layer=ring and move.kind == "combine")
+        again = moved_again(request.table, request.engine, runs, leaves)
+        yield from collectives_of_experts(request, mesh, by_name, move, quantized, again=again)
         return
     source, target = by_name[move.source], by_name[move.target]
     moved = resharding(request, by_name, move)
@@ -242,10 +274,12 @@ def _of_move(
         request.table, move.target
     )
     made = _made_beside(request, by_name, move, moved)
+    again = ceil(times * moved_again(request.table, request.engine, runs, move)) if in_layer else 0
     for collective in () if made == "forward" else forward:
         rounds = times * _rounds(collective, mesh)
         yield _planned(moved.component, "forward", collective, width, rounds, move.target)
-        if in_layer and _again(request, move):
+        if again:
+            rounds = again * _rounds(collective, mesh)
             yield _planned(moved.component, "recompute", collective, width, rounds, move.target)
     # Integers have no gradient.
     for collective in backward if source.dtype in FLOATS and made != "backward" else ():
@@ -272,25 +306,6 @@ def _made_beside(
     return None
 
 
-def _again(request: Request, move: Move) -> bool:
-    """Whether the backward pass repeats a move of a layer. It needs no result that only leaves the layer. But PyTorch repeats a
-    layer in its order, up to the last that it needs: also such a move, if another part of the layer (shared experts) follows.
-
-    Saved products spare no move: gradients of weights need the inputs of products, and later norms their sums over devices.
-    """
-    if request.remat == "none":
-        return False
-    return not move.ends_layer or (request.engine == "torch" and _part_follows(request.table, move))
-
-
-def _part_follows(table: ModelTable, move: Move) -> bool:
-    """Whether another part of the same layers reads the residual stream after a move."""
-    layers = {*table.activation(move.source).stacks, *table.activation(move.target).stacks}
-    number = next(n for n, one in enumerate(table.moves) if (one.source, one.target) == (move.source, move.target))
-    later = table.moves[number + 1 :]
-    return any(one.source == "residual.stream" and layers & {*table.activation(one.target).stacks} for one in later)
-
-
 def made_of_the_input(table: ModelTable, name: str) -> bool:
     """Whether an activation depends on the input alone. It is then moved once a step, outside the layers."""
     row = next(row for row in table.activations if row.name == name)
@@ -310,57 +325,12 @@ def _rounds(collective: Collective, mesh: Mesh) -> int:
     return mesh.size(collective.axes) - 1 if collective.kind == "permute" else 1
 
 
-def _of_experts(
-    request: Request, mesh: Mesh, by_name: Mapping[str, TensorPlan], move: Move
-) -> Iterable[PlannedCollective]:
-    """The dispatch of tokens to their experts, or the combine.
-
-    | option | what is sent |
-    |---|---|
-    | all-to-all | each token-expert assignment, and nothing else |
-    | ring | each token once, whatever its number of experts: tokens are gathered over the expert axes with their experts and routing weights, each device sums the outputs of its own experts, and the sums are reduce-scattered |
-    | weights | no token |
-    """
-    axes, dispatch = expert_axes(request.layout, mesh), move.kind == "dispatch"
-    if not axes:
-        return
-    ring = request.layout.move_moe == "ring"
-    forward = backward = _each("all-to-all", (move.source if dispatch else move.target,))
-    if ring and dispatch:
-        gathered = ("router.grouped", "router.grouped_experts", "router.weights")
-        forward, backward = _each("all-gather", gathered), _each("reduce-scatter", (gathered[0], gathered[2]))
-    elif ring:
-        combined = ("router.combined",)
-        forward, backward = _each("reduce-scatter", combined), _each("all-gather", combined)
-    # The gradients of the routing weights need the experts' outputs, so an all-to-all's combine is recomputed. The sums of
-    # a ring only leave the layer.
-    again = _again(request, replace(move, ends_layer=ring and not dispatch))
-    phases: Mapping[Phase, Sequence[tuple[ReshardKind, str]]]
-    phases = {"forward": forward, "recompute": forward if again else (), "backward": backward}
-    for phase, found in phases.items():
-        for kind, name in found:
-            if name not in by_name:
-                continue
-            row = by_name[name]
-            shape = dict(zip(row.in_use.logical_axes, row.shape, strict=True))
-            shape["batch"] //= request.microbatches
-            held = row.in_use if kind == "all-to-all" else row.in_use.without(axes)
-            size = elements_per_device(held, shape, mesh)
-            times = layers_on_device(request, mesh, row) * request.microbatches
-            for one in collectives(kind, axes, size, mesh):
-                planned = _planned("moe", phase, one, DTYPE_BYTES[row.dtype], times, name)
-                yield replace(planned, ragged=kind == "all-to-all")
-
-
-def _of_amaxes(request: Request, mesh: Mesh, quantized: Sequence[QuantizedWeight]) -> Iterator[PlannedCollective]:
+def amax_collectives(request: Request, mesh: Mesh, quantized: Sequence[QuantizedWeight]) -> Iterator[PlannedCollective]:
+    """The reductions of amaxes in a step."""
     for one in amax_reductions(request, mesh, quantized):
         reduce = Collective(kind="all-reduce", axes=one.axes, elements_per_device=one.values)
         planned = _planned(one.component, one.phase, reduce, AMAX_BYTES, one.times, one.weights[0])
         yield replace(planned, tensors=one.weights, dtype=AMAX_DTYPE)
-
-
-def _each(kind: ReshardKind, tensors: Iterable[str]) -> Sequence[tuple[ReshardKind, str]]:
-    return tuple((kind, tensor) for tensor in tensors)
 
 
 def _planned(
@@ -375,6 +345,9 @@ def _planned(
         count_per_step=times,
         tensors=(tensor,),
         subgroup=collective.subgroup,
+        beside=collective.beside,
+        rearranged=collective.rearranged,
+        compiled_as=collective.compiled_as,
     )
 
 
@@ -386,7 +359,7 @@ def _merged(
     for one in collectives:
         of_floats = by_name[one.tensors[0]].dtype in FLOATS
         sent = (one.bytes_per_device, one.dtype, of_floats)
-        key = (one.component, one.phase, one.kind, one.axes, one.ragged, one.subgroup, *sent)
+        key = (one.component, one.phase, one.kind, one.axes, one.ragged, one.subgroup, one.beside, *sent)
         row = rows.get(key)
         rows[key] = replace(
             one,

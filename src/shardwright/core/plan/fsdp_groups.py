@@ -19,7 +19,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import shard_box, shard_range
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.model.table import name_in_layer
+from shardwright.core.model.table import ModelTable, Weight, name_in_layer
 from shardwright.core.plan.movement import Collective
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan
 from shardwright.core.plan.resharding import weight_reshardings, weight_update
@@ -37,8 +37,11 @@ class WeightOfLayer:
     ``all_reduced``: the axes over which its gradient is all-reduced. ``replicated_gradient``: the gathered axes over
     which every device computes the same gradient. ``gather_dtype``, ``reduce_dtype``: the dtypes of its all-gather and of
     the reduction of its gradient. ``num_uses``: 2 for a tied weight. ``of_codes``: whether codes and scales are gathered.
+    ``apart``: where a model has ends and no layers, the passes in which its gradient is made, as those of an end that all stages share: of a
+    group all gradients are reduced in one pass.
     ``in_update``: the spec of its update. ``update_splits``: the axes that shard the update and not the weight, in one or two sets, of which
     the second shards what the first leaves; ``num_in_microbatches``: how many of them shard the gradient in each microbatch.
+    ``kept``: it stays gathered from the forward to the backward pass.
     """
 
     key: str
@@ -61,6 +64,8 @@ class WeightOfLayer:
     update_splits: tuple[tuple[str, ...], ...] = ()
     num_in_microbatches: int = 0
     of_codes: bool = False
+    kept: bool = False
+    apart: str = ""
 
     @property
     def update_dim(self) -> int:
@@ -125,6 +130,10 @@ class FsdpGroup:
     def of_codes(self) -> bool:
         return self.weights[0].of_codes
 
+    @property
+    def kept(self) -> bool:
+        return self.weights[0].kept
+
     def other_replicas(self, one: WeightOfLayer) -> tuple[str, ...]:
         """The axes over which a weight's gradient is all-reduced after the last microbatch, apart from the group. None where the update
         is sharded: its own group then reduces the gradient (``UpdateGroup``)."""
@@ -162,7 +171,7 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
     summed = mesh.larger_than_one(axis for axis, kind in row.gradient.items() if kind == "all-reduce")
     splits = (update.scattered, tuple(axis for axis in update.late if axis in update.in_update.axes))
     recipe, quantized = request.precision, 0
-    if recipe is not None and recipe.gather_quantized and mesh.larger_than_one(gathered):
+    if recipe is not None and recipe.of_codes and mesh.larger_than_one(gathered):
         quantized = quantized_layers(weight, recipe, request.table)
     return WeightOfLayer(
         key=row.name if layer is None else f"{row.stack}.{layer}.{name_in_layer(row.name, row.stack)}",
@@ -185,17 +194,26 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
         in_update=update.in_update,
         update_splits=tuple(axes for axes in splits if axes),
         num_in_microbatches=1 if update.scattered else 0,
+        kept=use.kept,
+        apart=_apart(request.table, weight),
     )
+
+
+def _apart(table: ModelTable, weight: Weight) -> str:
+    if table.program != "ours" or any(one.stack is not None for one in table.weights):
+        return ""
+    ends = {"embedding" if component == "embedding" else "logits" for component in (weight.component, *weight.uses)}
+    return " and ".join(sorted(ends))
 
 
 def groups_of(weights: Iterable[WeightOfLayer]) -> tuple[FsdpGroup, ...]:
     """The groups of one layer's weights, the largest first; weights that are not gathered come last."""
     found: dict[tuple, list[WeightOfLayer]] = {}
     for one in weights:
-        key = (one.gathered, one.gather_dtype if one.gathered else "", one.dtype, one.of_codes)
+        key = (one.gathered, one.gather_dtype if one.gathered else "", one.dtype, one.of_codes, one.apart)
         found.setdefault(key, []).append(one)
     groups = []
-    for (axes, _, _, of_codes), members in found.items():
+    for (axes, _, _, of_codes, _), members in found.items():
         shared = [axis for axis in members[0].all_reduced if all(axis in other.all_reduced for other in members)]
         # A gradient is scattered before its shards are all-reduced, which ``fully_shard`` cannot do.
         by_fully_shard = bool(axes) and not of_codes and not any(one.update_splits for one in members)

@@ -23,7 +23,7 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal
 
-from shardwright.core.mesh.hops import Hop, SubGroup, hops
+from shardwright.core.mesh.hops import Beside, Hops, SubGroup, hops_of, in_order, rewritten
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 
@@ -34,24 +34,31 @@ ReshardKind = Literal["all-reduce", "reduce-scatter", "all-gather", "all-to-all"
 class ReshardStep:
     """One step over ``axes``, major first, which removes them from the dim ``source`` and adds them to the dim ``target``.
 
-    ``subgroup``: the groups inside the only axis that take the step, where it is not the entire axis.
+    ``hops``: those in which it is done, over an entire slice; None: it is one collective.
     """
 
     kind: ReshardKind
     axes: tuple[str, ...]
     source: str | None = None
     target: str | None = None
-    subgroup: SubGroup | None = None
+    hops: Hops | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
-    """One collective over ``axes``; ``elements_per_device`` are those of its operand or result, whichever is larger."""
+    """One collective over ``axes``; ``elements_per_device`` are those of its operand or result, whichever is larger.
+
+    Over an entire slice it may be a hop: over ``subgroup`` of its only axis, with hops of other chunks ``beside`` it, and
+    ``rearranged`` after it into the order of the devices. ``compiled_as``: the kind that the compiler makes of it.
+    """
 
     kind: str
     axes: tuple[str, ...]
     elements_per_device: int
     subgroup: SubGroup | None = None
+    beside: tuple[Beside, ...] = ()
+    rearranged: bool = False
+    compiled_as: str | None = None
 
 
 def reshard_steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh) -> tuple[ReshardStep, ...]:
@@ -62,14 +69,14 @@ def reshard_steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh)
     >>> from shardwright.core.mesh.notation import parse
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> reshard_steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
-    (ReshardStep(kind='all-to-all', axes=('expert',), source='groups', target='experts', subgroup=None),)
+    (ReshardStep(kind='all-to-all', axes=('expert',), source='groups', target='experts', hops=None),)
     """
-    return tuple(hop for step in _steps(before, after, tuple(partial), mesh) for hop in hopped(step, mesh))
+    return tuple(hopped(step, mesh) for step in _steps(before, after, tuple(partial), mesh))
 
 
-def hopped(step: ReshardStep, mesh: Mesh) -> tuple[ReshardStep, ...]:
-    """The step itself, or the hops into which the mesh splits it."""
-    return tuple(replace(step, axes=hop.axes, subgroup=hop.subgroup) for hop in _hops(step.kind, step.axes, 0, mesh))
+def hopped(step: ReshardStep, mesh: Mesh) -> ReshardStep:
+    """The step, with the hops into which the mesh splits it."""
+    return replace(step, hops=_hops(step.kind, step.axes, 0, mesh))
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +95,7 @@ def movement(
     >>> mesh = Mesh.of(fsdp=2, expert=4)
     >>> before, after = parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups")
     >>> movement(before, after, [], {"experts": 8, "batch": 4, "groups": 4}, mesh)
-    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, subgroup=None),)
+    (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, subgroup=None, beside=(), rearranged=False, compiled_as=None),)
     """
     held = {dim.logical_axis: list(dim.axes) for dim in before.dims}
     found = []
@@ -103,12 +110,27 @@ def movement(
 
 def collectives(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
     """One collective, or the hops into which the mesh splits it; ``elements`` of its operand or result, the larger."""
-    for hop in _hops(kind, axes, elements, mesh):
-        yield Collective(kind=kind, axes=hop.axes, elements_per_device=hop.elements, subgroup=hop.subgroup)
+    hops = _hops(kind, axes, elements, mesh)
+    if hops is None:
+        sums = rewritten(kind, mesh.size(axes), mesh.num_devices, mesh.whole_slice)
+        yield Collective(kind=kind, axes=axes, elements_per_device=elements, compiled_as="all-reduce" if sums else None)
+        return
+    for hop in in_order(kind, hops):
+        yield Collective(
+            kind=kind,
+            axes=hop.axes,
+            elements_per_device=hop.elements,
+            subgroup=hop.subgroup,
+            beside=hop.beside,
+            rearranged=not hops.in_place and hop.is_last,
+        )
 
 
-def _hops(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Hop]:
-    return hops(kind, {axis: mesh.size(axis) for axis in axes}, elements, mesh.num_devices, mesh.whole_slice)
+def _hops(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Hops | None:
+    whole = mesh.whole_slice
+    if whole is None or not rewritten(kind, mesh.size(axes), mesh.num_devices, whole):
+        return None
+    return hops_of(axes, mesh.shape, elements, whole)
 
 
 def elements_per_device(spec: Spec, shape: Mapping[str, int], mesh: Mesh) -> int:

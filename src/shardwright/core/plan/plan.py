@@ -9,7 +9,8 @@ from typing import Literal
 
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.finding import Finding, worst_first
-from shardwright.core.mesh.hops import SubGroup
+from shardwright.core.layout.auto import AutoChoice
+from shardwright.core.mesh.hops import Beside, SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.optimizer import ADAMW
@@ -134,6 +135,7 @@ class PlannedCollective:
     ``seconds``: the sum over all executions of a step; None without chips. ``ragged``: an all-to-all with a different number
     of rows for each device; the bytes are those of all that a device sends. ``subgroup``: the groups inside one axis, where
     the collective is not over the entire axis. ``dtype``: of codes, scales, or both as bytes; None: that of the tensors.
+    ``beside``, ``rearranged``, ``compiled_as``: as in ``Collective``.
     """
 
     component: str
@@ -147,6 +149,9 @@ class PlannedCollective:
     ragged: bool = False
     subgroup: SubGroup | None = None
     dtype: str | None = None
+    beside: tuple[Beside, ...] = ()
+    rearranged: bool = False
+    compiled_as: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -161,13 +166,14 @@ class PlannedCollective:
             **({"ragged": True} if self.ragged else {}),
             **({"group_size": self.subgroup.size} if self.subgroup else {}),
             **({"dtype": self.dtype} if self.dtype else {}),
+            **({"at_once": 1 + len(self.beside)} if self.beside else {}),
+            **({"compiled_as": self.compiled_as} if self.compiled_as else {}),
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """Bytes on one device. Weights, gradients, optimizer, average and histories of amaxes are exact; activations are an
-    estimate."""
+    """Bytes on one device: exact, but an estimate of activations, on the host ``host_bytes``. ``narrowed_bytes``: by which codes at rest are less than weights."""
 
     weights_bytes: int
     gradients_bytes: int
@@ -175,6 +181,8 @@ class Memory:
     activations_bytes: int
     average_bytes: int = 0
     amax_history_bytes: int = 0
+    host_bytes: int = 0
+    narrowed_bytes: int = 0
 
     @property
     def total_bytes_per_device(self) -> int:
@@ -188,36 +196,16 @@ class Memory:
     @property
     def saved_bytes(self) -> int:
         """What the first device of each tensor's replicas saves: the host memory of an asynchronous save for each device."""
-        return self.state_bytes
+        return self.state_bytes + self.narrowed_bytes
 
     def to_json(self) -> dict[str, int]:
+        some = ("average_bytes", "amax_history_bytes", "host_bytes")
         return {
-            "weights_bytes": self.weights_bytes,
-            "gradients_bytes": self.gradients_bytes,
-            "optimizer_bytes": self.optimizer_bytes,
-            **({"average_bytes": self.average_bytes} if self.average_bytes else {}),
-            **({"amax_history_bytes": self.amax_history_bytes} if self.amax_history_bytes else {}),
+            **{name: getattr(self, name) for name in ("weights_bytes", "gradients_bytes", "optimizer_bytes")},
+            **{name: size for name in some if (size := getattr(self, name))},
             "activations_bytes": self.activations_bytes,
             "total_bytes_per_device": self.total_bytes_per_device,
             "saved_bytes": self.saved_bytes,
-        }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MoeMove:
-    """What ``auto`` chose. ``wire_bytes``: bytes that one device sends for one layer of a step, for each option."""
-
-    what: str
-    chosen: str
-    wire_bytes: Mapping[str, int]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "what": self.what,
-            "chosen": self.chosen,
-            "costs": dict(self.seconds),
-            "wire_bytes": dict(self.wire_bytes),
         }
 
 
@@ -239,7 +227,8 @@ class Constant:
 class StepCost:
     """Estimated time of one step: computation, communication, and ``exposed_seconds``, the communication not overlapped.
 
-    ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the range that measured steps were
+    ``host_seconds``: copies of activations to the host and back, None where the chip's link has no figure; ``host_exposed_seconds``: of
+    those, what is not hidden behind compute. ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the range that measured steps were
     in nine times of ten; None where they were not priced.
     """
 
@@ -247,6 +236,8 @@ class StepCost:
     compute_seconds: float
     communication_seconds: float
     exposed_seconds: float
+    host_seconds: float | None = 0.0
+    host_exposed_seconds: float = 0.0
     idle_seconds: float = 0.0
     low_seconds: float | None = None
     high_seconds: float | None = None
@@ -259,6 +250,11 @@ class StepCost:
             "compute_seconds": self.compute_seconds,
             "communication_seconds": self.communication_seconds,
             "exposed_seconds": self.exposed_seconds,
+            **(
+                {}
+                if self.host_seconds == 0.0
+                else {"host_seconds": self.host_seconds, "host_exposed_seconds": self.host_exposed_seconds}
+            ),
             "idle_seconds": self.idle_seconds,
             "low_seconds": self.low_seconds,
             "high_seconds": self.high_seconds,
@@ -283,7 +279,7 @@ class Plan:
     tensors: tuple[TensorPlan, ...]
     collectives: tuple[PlannedCollective, ...]
     memory: Memory
-    choices: tuple[MoeMove, ...]
+    choices: tuple[AutoChoice, ...]
     findings: tuple[Finding, ...]
     step: StepCost | None = None
     quantized: tuple[QuantizedWeight, ...] = ()
@@ -374,10 +370,10 @@ class Plan:
             **({} if request.optimizer == ADAMW else {"optimizer": request.optimizer.text}),
             **{
                 name: value
-                for name in ("master_dtype", "gradients_dtype")
+                for name in ("master_dtype", "gradients_dtype", "average")
                 if (value := getattr(request, name)) is not None
             },
-            **({} if request.average is None else {"average": request.average}),
+            **({} if request.loss_chunks == 1 else {"loss_chunks": request.loss_chunks}),
             **({} if request.precision is None else {"precision": self._precision_json()}),
             "num_parameters": request.table.num_parameters,
             "groups": {"dp": list(self.dp), "cp": list(self.cp), "loss": list(self.loss_axes)},

@@ -73,7 +73,8 @@ class WeightResharding:
     makes the same gradient on each device and the gradients are summed all the same, so that only the first device's counts.
     These are axes over which another use's gradient is partial, and, under PyTorch, axes that store the weight by a rule and
     are idle in the component, since ``fully_shard`` reduces over all axes that it gathers over. ``gather_dtype``,
-    ``reduce_dtype``: the dtypes of the gather and the reduction (``core/model/precision.py``).
+    ``reduce_dtype``: the dtypes of the gather and the reduction (``core/model/precision.py``). ``kept``: the gathered weight stays
+    from the forward to the backward pass.
     """
 
     at_rest: Spec
@@ -83,6 +84,7 @@ class WeightResharding:
     replicated_gradient: tuple[str, ...]
     gather_dtype: str
     reduce_dtype: str
+    kept: bool
 
 
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
@@ -111,6 +113,8 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
             replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
             gather_dtype=sent_dtype(weight, tensor.dtype, request.dtype),
             reduce_dtype=summed_dtype(weight, request.summed_in, request.dtype),
+            kept=tensor.stack is not None
+            and layout.keeps_gathered(a for a in mesh.larger_than_one(at_rest.axes) if a not in gathered.axes),
         )
     return found
 

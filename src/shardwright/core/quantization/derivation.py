@@ -45,7 +45,8 @@ class _Derivation:
         self.request, self.recipe, self.mesh = request, recipe, mesh
         balanced = not in_order(request.layout, mesh, load_balanced=request.load_balanced)
         chunks = 2 * mesh.size(request.layout.axes_sharding("length", "input")) if balanced else 1
-        self.step = Step(mesh=mesh, microbatches=request.microbatches, chunks=chunks)
+        around = request.layout.axes_sharding("length", "attention") if request.layout.move_attention == "ring" else ()
+        self.step = Step(mesh=mesh, microbatches=request.microbatches, chunks=chunks, ring=mesh.size(around))
         sizes = dict(activation_sizes(request, mesh))
         self.sizes: Mapping[str, int] = {**sizes, "batch": ceil(request.batch / request.microbatches)}
 
@@ -66,13 +67,14 @@ class _Derivation:
         tokens, input_dim = of_operand(weight, inputs, self.sizes, layout, mesh, self.request.table)
         _, output_dim = of_operand(weight, outputs, self.sizes, layout, mesh, self.request.table)
         specs = Specs(
-            at_rest=at_rest,
-            gathered=operand.without(axis for axis in operand.axes if axis not in at_rest.axes),
-            in_use=operand,
+            at_rest=mesh.sharding(at_rest),
+            gathered=mesh.sharding(operand.without(axis for axis in operand.axes if axis not in at_rest.axes)),
+            in_use=mesh.sharding(operand),
         )
-        gathered = recipe.gather_quantized and specs.are_gathered
+        # Codes are made of shards at rest, whether they are gathered then or not.
+        of_shards = recipe.rest_quantized or (recipe.gather_quantized and specs.are_gathered)
         dims: Mapping[Operand, dict[Dim, ShardedDim]] = {
-            "weight": dims_of(at_rest if gathered else operand),
+            "weight": dims_of(at_rest if of_shards else operand),
             "input": {"tokens": tokens, "inputs": input_dim},
             "output_gradient": {"tokens": tokens, "outputs": output_dim},
         }
@@ -91,9 +93,17 @@ class _Derivation:
         ours = [n for n in at_rest.logical_axes if n != "experts"]
         agrees = mesh.in_mesh_order(axis for spec in (at_rest, operand) for n in ours for axis in spec.axes_of(n))
         codes, scales = self._bytes(dims_of(operand), experts)
-        at_rest_experts = self._experts(weight, at_rest if gathered else operand)
+        at_rest_experts = self._experts(weight, at_rest if of_shards else operand)
+        scattered = [axis for axis in at_rest.axes_of("experts") if axis not in operand.axes] if of_shards else []
         operands = tuple(
-            self._operand(weight, recipe.quantizers[at], place, at_rest_experts if at[1] == "weight" else experts)
+            self._operand(
+                weight,
+                recipe.quantizers[at],
+                place,
+                at_rest_experts if at[1] == "weight" else experts,
+                kept=experts,
+                scattered=self.mesh.larger_than_one(scattered) if at[1] == "weight" else (),
+            )
             for at, place in places.items()
         )
         all_experts = weight.size("experts") if "experts" in weight.logical_axes else 0
@@ -110,20 +120,31 @@ class _Derivation:
             scales_bytes=scales,
             experts=weight.size("experts") if "experts" in weight.logical_axes else None,
             expert_axes=mesh.larger_than_one(operand.axes_of("experts")),
-            minor_dims=minor_dims(specs, dims["weight"].values()) if gathered else (),
-            copies=copies(operands, specs, dims["weight"], all_experts, mesh) if gathered else (),
+            minor_dims=minor_dims(specs, dims["weight"].values()) if of_shards else (),
+            copies=copies(operands, specs, dims["weight"], all_experts, mesh) if of_shards else (),
+            rests=recipe.rest_quantized,
         )
         chip = self.request.chip
         if chip is None:
             return found
         return replace(found, kernels=found.kernels_on(chip.device, self.request.engine, self.request.dtype))
 
-    def _operand(self, weight: Weight, quantizer: Quantizer, place: Place, experts: int) -> QuantizedOperand:
+    def _operand(
+        self,
+        weight: Weight,
+        quantizer: Quantizer,
+        place: Place,
+        experts: int,
+        kept: int,
+        scattered: tuple[str, ...],
+    ) -> QuantizedOperand:
+        """``experts``: on a device where the operand is quantized; ``kept``: of which it keeps delayed amaxes, those that it computes.
+        ``scattered``: the axes whose devices quantize other ones of these."""
         extents = quantizer.block.extents(place.product, place.operand)
         sharing = sharing_axes(quantizer, extents, place.dims, self.mesh)
         if quantizer.amax == "delayed":
-            # What a run keeps is the same on all devices that hold the tensor, though each has a summand of it.
-            sharing = self.mesh.in_mesh_order((*sharing, *place.partial))
+            # What a run keeps is the same on all devices that hold the tensor, though each has a summand of it, or another expert's.
+            sharing, experts = self.mesh.in_mesh_order((*sharing, *place.partial, *scattered)), kept
         reduced = sharing if self.recipe.reduce_amax else ()
         identity = (weight.name, place.operand)
         if place.operand == "input" and self._agreed_once(quantizer, place):
@@ -139,6 +160,7 @@ class _Derivation:
             reduced=reduced,
             values=self._values(quantizer, extents, place, experts) if reduced else 0,
             same_amax=amax_key(identity, quantizer, extents),
+            shards=self.step.shards(place.dims),
             freedom=freedom(self.recipe, quantizer, place, sharing, self.step),
         )
 

@@ -6,6 +6,7 @@ Compared is one device that computes the step in one microbatch.
 |---|---|
 | a tensor, or all of a dim | if the amax is reduced over the axes that shard it; of activations, only in one microbatch, or where it is delayed: then the scale is known before the step |
 | a block along inputs or outputs | if every shard ends with a block |
+| the same of keys that a ring passes on | not: each shard is multiplied, and quantized, apart from the others |
 | a block over the tokens of a row | if every run of tokens that a device has in their order ends with a block; of an expert's tokens, whose order and number follow from the layout, on one device only |
 
 An operand that is partial over an axis is another one on each device, and so are random numbers that each device draws itself.
@@ -22,14 +23,23 @@ from shardwright.core.quantization.amax import Dims, Extents
 from shardwright.core.quantization.quantized import Freedom, ShardedDim
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer, Recipe
 
+KEYS = "kv_length"
+"""The tokens of keys where they attend."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What freedom depends on besides the operand. ``chunks``: into how many parts load balancing divides a row."""
+    """What freedom depends on besides the operand. ``chunks``: into how many parts load balancing divides a row. ``ring``: how many
+    shards of the keys a ring passes on, of which a device multiplies one at a time; 1 without one."""
 
     mesh: Mesh
     microbatches: int
     chunks: int
+    ring: int = 1
+
+    def shards(self, dims: Dims) -> int:
+        """How many parts of an operand are multiplied, one at a time."""
+        return self.ring if "tokens" in dims and KEYS in dims["tokens"].names else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +74,8 @@ def _reasons(recipe: Recipe, quantizer: Quantizer, place: Place, sharing: tuple[
     entire_tokens = extents.get("tokens", 1) is None or (quantizer.scale.of_tensor and "tokens" in extents)
     if entire_tokens and quantizer.amax == "current" and step.microbatches > 1:
         yield f"its amax is of one of {step.microbatches} microbatches"
+    if entire_tokens and quantizer.amax == "current" and step.shards(place.dims) > 1:
+        yield f"its amax is of one of {step.ring} shards of the keys around a ring"
     if "tokens" in extents:
         yield from _token_blocks(quantizer, place, extents, step)
 
@@ -104,7 +116,7 @@ def run_of_tokens(tokens: ShardedDim, step: Step) -> int | None:
     """The largest number of which every boundary between the runs of consecutive tokens of a row on a device is a multiple;
     None where a device has rows in their order. Blocks begin with each row, so how rows are sharded does not matter."""
     (_, length), (_, axes) = tokens.sizes, tokens.sharding
-    parts = [step.chunks, step.mesh.size(axes)]
+    parts = [step.chunks, step.mesh.size(axes), step.shards({"tokens": tokens})]
     return gcd(*(length // part for part in parts)) if max(parts) > 1 else None
 
 

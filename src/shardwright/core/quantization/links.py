@@ -22,6 +22,8 @@ from typing import Literal
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
+from shardwright.core.policies.repeated import share_again
+from shardwright.core.policies.runs import runs_of
 from shardwright.core.quantization.quantized import Copy, QuantizedOperand, QuantizedWeight, SentArray, ShardedDim
 from shardwright.core.recipes.formats import E2M1, E8M0
 from shardwright.core.recipes.recipe import CONTRACTED, PER_TENSOR, Dim, Product
@@ -72,9 +74,10 @@ def copy_phases(request: Request, weight: QuantizedWeight, copy: Copy) -> tuple[
     needs a copy for outputs only where a later product of the layer does."""
     if "output" not in copy.products:
         return ("backward",)
-    again = weight.stack is not None and request.remat != "none"
+    runs = runs_of(request.table, request.remat)
+    again = weight.stack is not None and any(run.gathers_again for run in runs if run.stack == weight.stack)
     if again and request.engine == "jax" and len(copy.products) == 1:
-        again = request.remat == "full" and not request.table.weight(weight.name).ends_layer
+        again = share_again(request.table, runs, request.table.weight(weight.name)) > 0
     return ("forward", "recompute") if again else ("forward",)
 
 

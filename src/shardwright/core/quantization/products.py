@@ -21,7 +21,8 @@ RESIDUAL_SIDE = ("embed", "q_lora", "kv_lora")
 def is_product(weight: Weight) -> bool:
     """Whether tokens are multiplied with a weight: no norm, no table of embeddings, and no buffer."""
     names = _names(weight)
-    looked_up = weight.component == "embedding"
+    # A tied weight is the embedding's, also where it is the logits' stage that has it.
+    looked_up = "embedding" in (weight.component, weight.name.partition(".")[0])
     return len(names) > 1 and not weight.frozen and not looked_up and not any(name.startswith("_") for name in names)
 
 

@@ -89,7 +89,8 @@ class Freedom:
 class QuantizedOperand:
     """One operand of one product of a weight. ``dims``: its two dims where it is quantized. ``experts``: on a device; each
     expert's matrix is a tensor of its own. ``reduced``: the axes over which its amax is reduced. ``values``: how many amaxes
-    a device reduces at a time. ``same_amax``: operands with an equal key share them."""
+    a device reduces at a time. ``same_amax``: operands with an equal key share them. ``shards``: in how many parts it is
+    multiplied, as a ring passes them on; each has amaxes of its own."""
 
     product: Product
     operand: Operand
@@ -100,6 +101,7 @@ class QuantizedOperand:
     values: int
     same_amax: tuple[str, ...]
     freedom: Freedom
+    shards: int = 1
 
     @property
     def extents(self) -> Mapping[Dim, int | None]:
@@ -144,14 +146,24 @@ class SentArray:
     def element_bytes(self) -> int:
         return 1 if self.dtype == "uint8" else bits_of(self.dtype) // 8
 
+    def rest_bytes(self, mesh: Mesh) -> int:
+        """Bytes on a device at rest; with padding, where a dim is sharded unevenly, as experts over more devices than there are."""
+        return prod(self._rest_size(mesh, name) for name in self.shape) * self.element_bytes
+
     @property
     def is_sent(self) -> bool:
         return self.at_rest != self.gathered
 
     def gathered_bytes(self, mesh: Mesh) -> int:
-        """Bytes on a device after the gathers; 0 where there is none."""
-        sizes = (size // mesh.size(self.gathered.axes_of(name)) for name, size in self.shape.items())
+        """Bytes on a device after the gathers, with the padding that they send; 0 where there is none."""
+        shards = {
+            name: mesh.size(self.at_rest.axes_of(name)) // mesh.size(self.gathered.axes_of(name)) for name in self.shape
+        }
+        sizes = (self._rest_size(mesh, name) * shards[name] for name in self.shape)
         return prod(sizes) * self.element_bytes if self.is_sent else 0
+
+    def _rest_size(self, mesh: Mesh, name: str) -> int:
+        return ceil(self.shape[name] / mesh.size(self.at_rest.axes_of(name)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +175,11 @@ class Copy:
     quantizer: Quantizer | None
     arrays: tuple[SentArray, ...]
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether any of it is gathered."""
+        return any(array.is_sent for array in self.arrays)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
@@ -171,7 +188,8 @@ class QuantizedWeight:
     ``experts``: how many there are, or None; ``expert_axes`` shard them in use. ``kernels``: of its products of two quantized
     operands on the chip of the plan; none without chips, where the device decides.
     ``copies``: what is gathered, of a weight that is quantized on its shards at rest; none of another one. ``minor_dims``: of
-    such a weight, the logical axes on which its codes on a shard are no run of its codes."""
+    such a weight, the logical axes on which its codes on a shard are no run of its codes. ``rests``: between steps a device has its
+    copies in place of the weight."""
 
     name: str
     component: str
@@ -188,6 +206,11 @@ class QuantizedWeight:
     kernels: Mapping[Product, ChosenKernel] = field(default_factory=dict)
     copies: tuple[Copy, ...] = ()
     minor_dims: tuple[str, ...] = ()
+    rests: bool = False
+
+    def rest_bytes(self, mesh: Mesh) -> int:
+        """Bytes of one layer on a device between steps, of a weight that rests as its copies."""
+        return sum(array.rest_bytes(mesh) for copy in self.copies for array in copy.arrays)
 
     @property
     def free(self) -> bool:
@@ -210,5 +233,6 @@ class QuantizedWeight:
             "free": self.free,
             **({"kernels": {product: one.name for product, one in self.kernels.items()}} if self.kernels else {}),
             "gathered_copies": len(self.copies),
+            "rests": self.rests,
             "operands": [operand.to_json() for operand in self.operands],
         }

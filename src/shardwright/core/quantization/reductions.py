@@ -4,6 +4,7 @@
 |---|---|
 | current, of what the forward pass multiplies | where it is quantized: in the forward pass and in the recomputation, in each microbatch |
 | current, of what only the backward pass multiplies | in the backward pass, in each microbatch |
+| current, of a weight that rests as codes | once a step; on JAX those of all its layers together |
 | delayed | once a step, all of them that have the same axes together; over microbatches each device takes the largest |
 
 Each is an all-reduce (maximum) of 4 bytes for each amax: the bits of a float32. Operands that are the same tensor with the same
@@ -19,7 +20,10 @@ from typing import Literal
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import EXPERT_TOKENS
+from shardwright.core.policies.repeated import share_again
+from shardwright.core.policies.runs import runs_of
 from shardwright.core.quantization.quantized import QuantizedOperand, QuantizedWeight
+from shardwright.core.recipes.recipe import Operand
 from shardwright.core.resolution.request import Request
 
 AMAX_BYTES, AMAX_DTYPE = 4, "int32"
@@ -28,7 +32,7 @@ AMAX_BYTES, AMAX_DTYPE = 4, "int32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmaxReduction:
-    """An all-reduce of ``values`` amaxes over ``axes``, ``times`` in a step."""
+    """An all-reduce of ``values`` amaxes over ``axes``, ``times`` in a step. ``operand``: whose they are; None: of several."""
 
     component: str
     phase: Literal["forward", "recompute", "backward", "update"]
@@ -36,6 +40,7 @@ class AmaxReduction:
     values: int
     times: int
     weights: tuple[str, ...]
+    operand: Operand | None = None
 
 
 def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWeight]) -> Iterator[AmaxReduction]:
@@ -47,6 +52,18 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
             delayed.setdefault(operand.reduced, []).append((weight, operand.values * layers))
         if not operand.values or operand.quantizer.amax == "delayed":
             continue
+        if weight.rests and operand.operand == "weight":
+            together = request.engine == "jax"
+            yield AmaxReduction(
+                component=weight.component,
+                phase="update",
+                axes=operand.reduced,
+                values=operand.values * (layers if together else 1),
+                times=1 if together else layers,
+                weights=(weight.name,),
+                operand=operand.operand,
+            )
+            continue
         # Those of all experts of a device together. JAX has the amax of a buffer's rows of no expert too.
         of_none = operand.values // operand.experts if request.engine == "jax" and _of_experts(operand) else 0
         for phase in ("backward",) if operand.product != "output" else _forward(request, weight, operand):
@@ -55,8 +72,9 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
                 phase=phase,
                 axes=operand.reduced,
                 values=operand.values + of_none,
-                times=layers * request.microbatches,
+                times=layers * request.microbatches * operand.shards,
                 weights=(weight.name,),
+                operand=operand.operand,
             )
     for axes, values in delayed.items():
         yield AmaxReduction(
@@ -81,9 +99,10 @@ def _forward(
 ) -> tuple[Literal["forward", "recompute"], ...]:
     """When the amax of what the output's product multiplies is reduced. PyTorch recomputes entire layers. JAX recomputes what the
     backward pass needs, and under ``dots`` no product for its output alone."""
-    again = weight.stack is not None and request.remat != "none"
+    runs = runs_of(request.table, request.remat)
+    again = weight.stack is not None and any(run.again for run in runs if run.stack == weight.stack)
     if request.engine == "jax":
-        product = request.remat == "full" and not request.table.weight(weight.name).ends_layer
+        product = share_again(request.table, runs, request.table.weight(weight.name)) > 0
         backward = any(one.product != "output" and one.same_amax == operand.same_amax for one in weight.operands)
         again = again and (product or backward)
     return ("forward", "recompute") if again else ("forward",)

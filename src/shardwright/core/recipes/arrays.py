@@ -15,8 +15,8 @@ class Arrays:
     to 2**31, towards 0.
     ``bits(x)``: those of float32 as int32, and ``of_bits`` the inverse. ``quotient(x, y)``: rounded once, as IEEE 754
     does; one may be a number.
-    ``least`` and ``most`` of two, of which one may be a number: NaN if one is NaN. ``largest(x, dims)``: of int32 over dims,
-    which stay with size 1. ``padded(x, dim, size)``: with zeros at its end, up to this size; ``first(x, dim, size)``: only so
+    ``least`` and ``most`` of two, of which one may be a number: NaN if one is NaN. ``largest(x, dims)``: of int32 from 0
+    over dims, which stay with size 1; 0 of none. ``padded(x, dim, size)``: with zeros at its end, up to this size; ``first(x, dim, size)``: only so
     many from the start. ``joined(x, y)``: along their last dim. ``cast(x, dtype)``: float32 within the format's range to its codes, to the nearest, ties to even.
     ``bytes_of(x)``: those of codes, uint8; ``as_codes(x, dtype)``: uint8, or int32 below 256, as codes with these bits.
     """

@@ -43,6 +43,8 @@ SETTINGS: Mapping[str, int | bool] = {
     "high_layers": 0,
     "reduce_amax": True,
     "gather_quantized": False,
+    "rest_quantized": False,
+    "dispatch_quantized": False,
     "counter_based": True,
 }
 """What every recipe may say, with its default."""

@@ -12,7 +12,7 @@ With tokens t, inputs k and outputs n, input X, weight W and output gradient G:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from shardwright.core.recipes.formats import FORMATS
@@ -139,7 +139,9 @@ class Recipe:
     ``quantized``: patterns of weights that are quantized although their component is none of ``QUANTIZED``.
     ``reduce_amax``: whether an amax is reduced over the devices that hold parts of what shares the scale.
     ``gather_quantized``: weights are quantized on their shards at rest and gathered as codes and scales; otherwise they are
-    gathered first. ``counter_based``: random numbers are a function of seed, step, tensor and element; otherwise each device
+    gathered first. ``rest_quantized``: they are also kept so between steps, and made of their master weights after each step.
+    ``dispatch_quantized``: tokens are quantized before they are sent to their experts, and sent as codes and scales.
+    ``counter_based``: random numbers are a function of seed, step, tensor and element; otherwise each device
     draws its own. ``options``: those given that are not the default.
     """
 
@@ -151,6 +153,8 @@ class Recipe:
     quantized: tuple[str, ...] = ()
     reduce_amax: bool = True
     gather_quantized: bool = False
+    rest_quantized: bool = False
+    dispatch_quantized: bool = False
     counter_based: bool = True
     source: str = ""
     options: Mapping[str, bool | int | str] = field(default_factory=dict)
@@ -161,6 +165,16 @@ class Recipe:
         assert delayed == (self.history is not None), self.name
         assert self.high_layers >= 0, self.name
         assert not any(one_transformed(self.quantizers)), self.name
+
+    @property
+    def numbers(self) -> Recipe:
+        """The same recipe without what changes no number: whether weights are gathered and rest as codes."""
+        return replace(self, gather_quantized=False, rest_quantized=False)
+
+    @property
+    def of_codes(self) -> bool:
+        """Whether what is gathered of a weight are codes and scales: so it is of those that rest as these."""
+        return self.gather_quantized or self.rest_quantized
 
 
 def one_transformed(quantizers: Mapping[tuple[Product, Operand], Quantizer]) -> Iterator[Product]:

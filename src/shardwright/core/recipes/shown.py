@@ -17,6 +17,8 @@ def recipe_json(recipe: Recipe) -> dict[str, object]:
         "quantized": list(recipe.quantized),
         "reduce_amax": recipe.reduce_amax,
         "gather_quantized": recipe.gather_quantized,
+        "rest_quantized": recipe.rest_quantized,
+        "dispatch_quantized": recipe.dispatch_quantized,
         "counter_based": recipe.counter_based,
         "history": None
         if history is None

@@ -40,7 +40,7 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
         fixed[automatic[0]] = devices // known
     axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
     whole_slice = request.chip.whole_slice if request.chip is not None and request.engine == "jax" else None
-    return Mesh(axes, whole_slice), notes
+    return Mesh(axes, whole_slice and whole_slice.by(request.hops)), notes
 
 
 def mesh_faults(request: Request) -> tuple[Draft, ...]:
@@ -54,6 +54,22 @@ def fixes(fault: Draft, candidate: Candidate, request: Request) -> bool:
     return fault.key not in left and left <= {other.key for other in _faults(request)}
 
 
+def resized_mesh(request: Request, changes: Mapping[str, int]) -> Candidate:
+    """Other sizes of mesh axes: ``--mesh fsdp=16,tensor=4``. The text has every size that was given, since it takes the option's place."""
+    return Candidate(
+        text=mesh_option({**request.mesh_sizes, **changes}),
+        edit=lambda old: replace(old, mesh_sizes={**old.mesh_sizes, **changes}),
+    )
+
+
+def mesh_option(sizes: Mapping[str, int]) -> str:
+    """
+    >>> mesh_option({"fsdp": 2, "expert": 4})
+    '--mesh fsdp=2,expert=4'
+    """
+    return f"--mesh {','.join(f'{axis}={size}' for axis, size in sizes.items())}"
+
+
 def _faults(request: Request) -> Iterator[Draft]:
     layout = request.layout
     for axis in request.mesh_sizes:
@@ -61,12 +77,12 @@ def _faults(request: Request) -> Iterator[Draft]:
             yield _unknown(request, axis)
     sizes = _sizes(request)
     fixed, automatic = _split(sizes)
+    wrong = {axis: 1 for axis, size in fixed.items() if size < 1}
     for axis, size in fixed.items():
         if size < 1:
             found = f"size {size}"
-            one = {**fixed, axis: 1}
-            fills = _one_size(one, request.devices, filled=True) if request.devices and min(one.values()) > 0 else ()
-            candidates = (_resize({axis: 1}), *(c for c in fills if c.text.startswith(f"--mesh {axis}=")))
+            fill = _filling({**fixed, **wrong}, axis, request.devices)
+            candidates = tuple(resized_mesh(request, {**wrong, axis: size}) for size in (1, *fill))
             yield _fault(layout, axis, f"mesh axis '{axis}'", found, "a size of at least 1", candidates)
     if len(automatic) > 1:
         yield _fault(
@@ -76,7 +92,8 @@ def _faults(request: Request) -> Iterator[Draft]:
             f"'auto' {len(automatic)} times: {', '.join(automatic)}",
             "'auto' at most once",
             tuple(
-                _resize(dict.fromkeys(automatic[:k] + automatic[k + 1 :], 1)) for k in reversed(range(len(automatic)))
+                resized_mesh(request, dict.fromkeys(automatic[:k] + automatic[k + 1 :], 1))
+                for k in reversed(range(len(automatic)))
             ),
         )
     devices = request.devices
@@ -88,11 +105,14 @@ def _faults(request: Request) -> Iterator[Draft]:
     most = BOUNDS["devices"].most
     if known > most:
         where, needed = f"mesh of layout '{layout.name}'", f"at most {most} devices"
-        yield _fault(layout, next(iter(fixed)), where, product, needed, tuple(_smaller(fixed, most)))
+        yield _fault(layout, next(iter(fixed)), where, product, needed, tuple(_smaller(request, fixed, most)))
         return
     if devices is None:
         return
-    candidates = (*_one_size(fixed, devices, filled=not automatic), *_devices(known, devices, exact=not automatic))
+    candidates = (
+        *_one_size(request, fixed, devices, filled=not automatic),
+        *_devices(known, devices, exact=not automatic),
+    )
     where = f"mesh of layout '{layout.name}'"
     if automatic and devices % known:
         found = f"{product}, which does not divide {count(devices, 'device')}"
@@ -128,36 +148,36 @@ def _default_devices_finding(request: Request, axis: str, size: int, devices: in
         found=f"'auto' without a number of devices: {axis} = {size}, for the {count(devices, 'device')} "
         f"that {request.table.name} is planned on by default",
         needed="a number of devices, or a size",
-        fix=f"--devices {devices}, or --mesh {axis}={size}, states it",
+        fix=f"--devices {devices}, or {mesh_option({**request.mesh_sizes, axis: size})}, states it",
         position=request.layout.mesh[axis].position,
     )
 
 
-def _one_size(fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterator[Candidate]:
+def _filling(fixed: Mapping[str, int], axis: str, devices: int | None) -> tuple[int, ...]:
+    """The size with which an axis fills the devices; none where the others do not divide them."""
+    others = prod(size for name, size in fixed.items() if name != axis)
+    return () if devices is None or devices % others else (devices // others,)
+
+
+def _one_size(request: Request, fixed: Mapping[str, int], devices: int, *, filled: bool) -> Iterator[Candidate]:
     """One size changed, the largest axis first: to the size that fills the devices, or to the nearest divisors."""
     for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
         others = prod(fixed.values()) // size
         if devices % others == 0:
             left = devices // others
-            yield from (_resize({axis: s}) for s in ((left,) if filled else nearest_divisors(left, size)))
+            sizes = (left,) if filled else nearest_divisors(left, size)
+            yield from (resized_mesh(request, {axis: other}) for other in sizes)
 
 
-def _smaller(fixed: Mapping[str, int], most: int) -> Iterator[Candidate]:
+def _smaller(request: Request, fixed: Mapping[str, int], most: int) -> Iterator[Candidate]:
     """One size reduced, the largest axis first, so that the product is at most the bound."""
     for axis, size in sorted(fixed.items(), key=lambda item: -item[1]):
-        yield _resize({axis: most // (prod(fixed.values()) // size)})
+        yield resized_mesh(request, {axis: most // (prod(fixed.values()) // size)})
 
 
 def _devices(known: int, devices: int, *, exact: bool) -> Iterator[Candidate]:
     for number in (known,) if exact else reversed(nearest_multiples(known, devices)):
         yield Candidate(text=f"--devices {number}", edit=lambda request, n=number: replace(request, devices=n))
-
-
-def _resize(changes: Mapping[str, int]) -> Candidate:
-    return Candidate(
-        text=f"--mesh {','.join(f'{axis}={size}' for axis, size in changes.items())}",
-        edit=lambda request: replace(request, mesh_sizes={**request.mesh_sizes, **changes}),
-    )
 
 
 def _fault(layout: Layout, axis: str, where: str, found: str, needed: str, candidates: tuple[Candidate, ...]) -> Draft:
@@ -177,11 +197,9 @@ def _fault(layout: Layout, axis: str, where: str, found: str, needed: str, candi
 def _unknown(request: Request, axis: str) -> Draft:
     layout = request.layout
     match = nearest(axis, layout.mesh)
-    size = request.mesh_sizes[axis]
 
-    def edit(old: Request) -> Request:
-        others = {name: value for name, value in old.mesh_sizes.items() if name != axis}
-        return replace(old, mesh_sizes={**others, str(match): size})
+    def named(sizes: Mapping[str, int]) -> Mapping[str, int]:
+        return {str(match) if name == axis else name: size for name, size in sizes.items() if name != match}
 
     return Draft(
         finding=Finding(
@@ -191,5 +209,12 @@ def _unknown(request: Request, axis: str) -> Draft:
             found=f"layout '{layout.name}' has no mesh axis '{axis}'",
             needed=f"one of {', '.join(layout.mesh)}",
         ),
-        candidates=(Candidate(text=f"--mesh {match}={size}", edit=edit),) if match else (),
+        candidates=(
+            Candidate(
+                text=mesh_option(named(request.mesh_sizes)),
+                edit=lambda old: replace(old, mesh_sizes=named(old.mesh_sizes)),
+            ),
+        )
+        if match
+        else (),
     )

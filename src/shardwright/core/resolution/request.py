@@ -12,18 +12,15 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.layout.roles import SCHEDULES
-from shardwright.core.mesh.hops import WholeSlice
+from shardwright.core.mesh.hops import AUTO, WAYS, WholeSlice
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, MASTER, Kept, Optimizer
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.table import DTYPE_BYTES, ModelTable
+from shardwright.core.policies.policy import read_policy
 from shardwright.core.recipes.kernels import Device
 from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.stages.notation import read_stages
 from shardwright.core.stages.units import UnitCost
-
-REMAT_POLICIES = ("full", "dots", "none")
-"""What the backward pass recomputes: an entire layer, all but its matrix products, or nothing."""
-
 
 FLOATS = ("float32", "bfloat16", "float16")
 """Dtypes of tensors that have a gradient. Training uses those of ``precision.TRAINED_IN``."""
@@ -57,13 +54,17 @@ class Request:
     ``mesh_sizes`` replace the layout's own. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
     devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
     for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
-    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``master_dtype``: the
+    ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``moments_dtype``: of all that the
+    optimizer keeps for a weight, or one for each, in its order and with commas between. ``master_dtype``: the
     optimizer also keeps each weight in this wider dtype and updates that, and the weight is its rounding; None: it keeps none.
     ``gradients_dtype``: in which gradients are summed; None: the weights'. ``average``: how much of the
-    exponential average of the weights a step leaves; None: none is kept. ``precision``: the recipe by which products with
+    exponential average of the weights a step leaves; None: none is kept. ``remat``: what layers keep for the backward pass, in the
+    notation of ``core/policies/policy.py``. ``precision``: the recipe by which products with
     weights are quantized; None: none is. ``schedule``: that of the pipeline's stages; None: the layout's, or else the engine's own.
     ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work. ``unit_costs``: of every unit on the
-    chips, by which they are shared out then; None: by their flops.
+    chips, by which they are shared out then; None: by their flops. ``hops``: the way of collectives over an entire TPU slice
+    (``core/mesh/hops.py``). ``loss_chunks``: the tokens of a device's microbatch have their logits
+    and their loss in this many chunks, one after the other.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
     word or pattern. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
@@ -83,6 +84,7 @@ class Request:
     gradients_dtype: str | None = None
     remat: str = "full"
     microbatches: int = 1
+    loss_chunks: int = 1
     load_balanced: bool = False
     expert_buffer: float | None = None
     optimizer: Optimizer = ADAMW
@@ -91,10 +93,12 @@ class Request:
     schedule: str | None = None
     stages: str | None = None
     unit_costs: tuple[UnitCost, ...] | None = None
+    hops: str = AUTO
     chip: Chip | None = None
 
     def __post_init__(self) -> None:
         counts = {"batch": "rows", "length": "tokens", "microbatches": "microbatches", "devices": "devices"}
+        counts |= {"loss_chunks": "chunks"}
         for name, counted in counts.items():
             value = getattr(self, name)
             if name == "devices" and value is None:
@@ -120,24 +124,45 @@ class Request:
             names = [weight.name for weight in self.table.weights]
             for option in ("high", "quantized"):
                 chosen(names, getattr(self.precision, option), f"'{option}' of the recipe")
+        if not isinstance(self.remat, str):
+            raise InputError(f"remat is {self.remat!r}, and must be a text, as 'full' or 'keep=attention.output'.")
+        read_policy(self.remat)
         if self.stages is not None:
             read_stages(self.stages, "stages")
         words = {
             **({} if self.schedule is None else {"schedule": (self.schedule, SCHEDULES)}),
             "engine": (self.engine, get_args(Engine)),
-            "remat": (self.remat, REMAT_POLICIES),
+            "hops": (self.hops, (*WAYS, AUTO)),
             **{
                 name: (value, TRAINED_IN)
-                for name in ("dtype", "weights_dtype", "moments_dtype", "master_dtype", "gradients_dtype")
+                for name in ("dtype", "weights_dtype", "master_dtype", "gradients_dtype")
                 if (value := getattr(self, name)) is not None
             },
         }
-        for name, (word, known) in words.items():
+        of_moments = [("moments_dtype", (word, TRAINED_IN)) for word in self.moments_dtypes]
+        for name, (word, known) in (*words.items(), *of_moments):
             if word in FLOATS and word not in known:
                 raise InputError(f"{name} is {word!r}. {UNTRAINED}")
             if word not in known:
                 raise InputError(f"{name} is {word!r}, and must be one of {', '.join(known)}.")
         self._dtypes_are_wide_enough()
+        self._moments_have_dtypes()
+
+    @property
+    def moments_dtypes(self) -> tuple[str, ...]:
+        """The dtypes of what the optimizer keeps for a weight: one for all, or one for each."""
+        return tuple(self.moments_dtype.split(","))
+
+    def _moments_have_dtypes(self) -> None:
+        """Raises InputError for another number of dtypes than the optimizer keeps tensors for a weight."""
+        kept = [one.prefix.rstrip("/") for one in self.optimizer.kept if one.dtype is None]
+        given = len(self.moments_dtypes)
+        if given not in (1, len(kept)):
+            raise InputError(
+                f"--moments-dtype is {self.moments_dtype}: {given} dtypes, and {self.optimizer.name} keeps {len(kept)} of a weight"
+                + (f", {', '.join(kept)}" if kept else "")
+                + ". Give one dtype for all, or one for each."
+            )
 
     @property
     def summed_in(self) -> str:
@@ -149,18 +174,21 @@ class Request:
         width = DTYPE_BYTES[self.weights_dtype]
         if self.master_dtype is not None and DTYPE_BYTES[self.master_dtype] <= width:
             raise InputError(
-                f"master_dtype is {self.master_dtype}, and weights_dtype is {self.weights_dtype}: weights are kept in a wider dtype "
-                f"beside their own, or not at all. Give weights_dtype bfloat16 and master_dtype float32, or leave master_dtype out."
+                f"--master-dtype is {self.master_dtype}, and --weights-dtype is {self.weights_dtype}: weights are kept in a wider dtype "
+                f"beside their own, or not at all. Give --weights-dtype bfloat16 and --master-dtype float32, or leave --master-dtype out."
             )
         if DTYPE_BYTES[self.summed_in] < width:
             raise InputError(
-                f"gradients_dtype is {self.summed_in}, and weights_dtype is {self.weights_dtype}: gradients are summed in the weights' "
-                f"dtype or in a wider one. Give gradients_dtype {self.weights_dtype}, or leave it out."
+                f"--gradients-dtype is {self.summed_in}, and --weights-dtype is {self.weights_dtype}: gradients are summed in the weights' "
+                f"dtype or in a wider one. Give --gradients-dtype {self.weights_dtype}, or leave it out."
             )
 
     @property
     def kept(self) -> tuple[Kept, ...]:
         """What a step keeps for each trained weight in addition to it, each with its dtype: it in a wider dtype, the optimizer's, the average."""
         master = () if self.master_dtype is None else (replace(MASTER, dtype=self.master_dtype),)
-        found = (*master, *self.optimizer.kept, *(() if self.average is None else (AVERAGE,)))
-        return tuple(replace(kept, dtype=kept.dtype or self.moments_dtype) for kept in found)
+        own = [one for one in self.optimizer.kept if one.dtype is None]
+        dtypes = self.moments_dtypes if len(self.moments_dtypes) == len(own) else self.moments_dtypes * len(own)
+        of_own = {one.prefix: dtype for one, dtype in zip(own, dtypes, strict=True)}
+        moments = (replace(one, dtype=of_own.get(one.prefix, one.dtype)) for one in self.optimizer.kept)
+        return (*master, *moments, *(() if self.average is None else (AVERAGE,)))

@@ -16,6 +16,9 @@ Kind = Literal[
     "send_gradient",
     "receive_gradient",
     "reduce",
+    "embed",
+    "logits",
+    "embed_gradient",
 ]
 
 LETTERS: Mapping[Kind, str] = {
@@ -28,8 +31,15 @@ LETTERS: Mapping[Kind, str] = {
     "send_gradient": "SEND_B",
     "receive_gradient": "RECV_B",
     "reduce": "REDUCE_GRAD",
+    "embed": "EMBED",
+    "logits": "LOGITS",
+    "embed_gradient": "EMBED_B",
 }
-"""The names of the actions in schedule files of PyTorch and TorchTitan."""
+"""The names of the actions in schedule files of PyTorch and TorchTitan, but for those of ``TOGETHER``, which they have not."""
+
+TOGETHER: tuple[Kind, ...] = ("embed", "logits", "embed_gradient")
+"""What all ranks do together at an end that all stages share: the output of the embedding, for the first stage; the loss of the last
+stage's output, and its cotangent; and the gradient of the embedding, from the cotangent of the first stage's input."""
 
 COMPUTES: tuple[Kind, ...] = ("forward", "backward", "input_gradient", "weight_gradient")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
-from shardwright.core.schedules.actions import COMPUTES, Action, Kind, Table, ends, needs
+from shardwright.core.schedules.actions import COMPUTES, TOGETHER, Action, Kind, Table, ends, needs
 
 Seconds = Callable[[Action], float]
 
@@ -47,73 +49,146 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
     A table without transfers (``schedules.py``) gets each output as soon as it is computed. ``held``: the weight of a live microbatch
     of a stage in ``most_live``'s comparison.
     """
-    done: dict[tuple[Kind, int, int | None], float] = {}
-    sent: dict[tuple[int, int], deque[Action]] = {}
-    transfers = any(action.kind == "send" for actions in table.actions for action in actions)
+    played = _played(_Same(table))
     clock = [0.0] * table.ranks
     busy = [0.0] * table.ranks
+    ended: list[float] = []
+    for rank, action, needed in played.steps:
+        ready = max([ended[one] for one in needed], default=0.0)
+        if action.kind in COMPUTES:
+            lasts = seconds(action)
+            clock[rank] = ready = max(clock[rank], ready) + lasts
+            busy[rank] += lasts
+        elif action.kind in SENDS:
+            ready = max(clock[rank], ready) + seconds(action)
+        ended.append(ready)
+    live = [
+        _most_held(actions[:begun], held) for actions, begun in zip(table.actions, played.begun_by_rank, strict=True)
+    ]
+    return Run(
+        seconds=max(clock),
+        busy=busy,
+        live=live,
+        most_live=[sum(of_rank.values()) for of_rank in live],
+        stuck={
+            rank: actions[begun]
+            for rank, (actions, begun) in enumerate(zip(table.actions, played.begun_by_rank, strict=True))
+            if begun < len(actions)
+        },
+    )
+
+
+SENDS = ("send", "send_gradient")
+
+
+class Step(NamedTuple):
+    """An action that can run. ``needed``: the steps that end before it begins, by their place in the order."""
+
+    rank: int
+    action: Action
+    needed: tuple[int, ...]
+
+
+class Played(NamedTuple):
+    """A table in an order in which each step comes after those that it needs, whatever the seconds of each are. ``begun_by_rank``: how many
+    actions of each rank are among them; the next one waits for ever."""
+
+    steps: Sequence[Step]
+    begun_by_rank: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A table by its identity: to compare the actions of two would take as long as to run one."""
+
+    table: Table
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.table is other.table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+
+@lru_cache(maxsize=8)
+def _played(same: _Same) -> Played:
+    table = same.table
+    done: dict[tuple[Kind, int, int | None], int] = {}
+    sent: dict[tuple[int, int], deque[Action]] = {}
+    transfers = any(action.kind == "send" for actions in table.actions for action in actions)
     position = [0] * table.ranks
-    live: list[dict[int, int]] = [{} for _ in range(table.ranks)]
-    at_most: list[dict[int, int]] = [{} for _ in range(table.ranks)]
-    most: list[float] = [0.0] * table.ranks
+    steps: list[Step] = []
+    met: set[Action] = set()
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(table.actions):
             while position[rank] < len(actions):
                 action = actions[position[rank]]
-                ready = _ready(table, rank, action, done, sent, transfers=transfers)
-                if ready is None:
+                if action.kind in TOGETHER and action not in met:
+                    if not _all_at(table, position, action):
+                        break
+                    met.add(action)
+                needed = _needed(table, rank, action, done, sent, transfers=transfers)
+                if needed is None:
                     break
                 moved = True
                 position[rank] += 1
-                lasts = seconds(action)
-                if action.kind in COMPUTES:
-                    clock[rank] = max(clock[rank], ready) + lasts
-                    busy[rank] += lasts
-                    end = clock[rank]
-                elif action.kind in ("send", "send_gradient"):
-                    end = max(clock[rank], ready) + lasts
+                if action.kind in SENDS:
                     sent.setdefault((rank, _receiver(table, action)), deque()).append(action)
-                else:
-                    end = ready
                 for kind in ends(action.kind):
-                    done[kind, action.stage, action.microbatch] = end
-                _count(action, live[rank])
-                held_now = sum(number * held(stage) for stage, number in live[rank].items())
-                if held_now > most[rank]:
-                    most[rank], at_most[rank] = held_now, dict(live[rank])
-    stuck = {
-        rank: actions[position[rank]] for rank, actions in enumerate(table.actions) if position[rank] < len(actions)
-    }
-    return Run(
-        seconds=max(clock),
-        busy=busy,
-        live=at_most,
-        most_live=[sum(of_rank.values()) for of_rank in at_most],
-        stuck=stuck,
-    )
+                    done[kind, action.stage, action.microbatch] = len(steps)
+                steps.append(Step(rank, action, needed))
+    return Played(steps, position)
+
+
+def _most_held(actions: Sequence[Action], held: Callable[[int], float]) -> Mapping[int, int]:
+    """The microbatches of each stage that a rank holds when they weigh the most."""
+    live: dict[int, int] = {}
+    at_most: dict[int, int] = {}
+    weights: dict[int, float] = {}
+    now = most = 0.0
+    for action in actions:
+        stage, change = action.stage, LIVE.get(action.kind)
+        if change is None:
+            continue
+        if stage not in weights:
+            weights[stage] = held(stage)
+        live[stage] = live.get(stage, 0) + change
+        now += change * weights[stage]
+        if now > most:
+            most, at_most = now, dict(live)
+    return at_most
+
+
+LIVE: Mapping[Kind, int] = {"forward": 1, "backward": -1, "weight_gradient": -1}
+
+
+def _all_at(table: Table, position: Sequence[int], action: Action) -> bool:
+    return all(actions[at : at + 1] == [action] for actions, at in zip(table.actions, position, strict=True))
 
 
 def _receiver(table: Table, action: Action) -> int:
     return table.rank_of(action.stage + (1 if action.kind == "send" else -1))
 
 
-def _ready(
+def _needed(
     table: Table,
     rank: int,
     action: Action,
-    done: Mapping[tuple[Kind, int, int | None], float],
+    done: Mapping[tuple[Kind, int, int | None], int],
     sent: Mapping[tuple[int, int], deque[Action]],
     *,
     transfers: bool,
-) -> float | None:
-    """When an action may begin; None: not yet."""
+) -> tuple[int, ...] | None:
+    """The steps that an action needs; None: not all of them have run."""
     stage, kind, number = action
     if kind == "reduce":
         halves = [done.get(("weight_gradient", stage, one)) for one in range(table.microbatches)]
-        ended = [end for end in halves if end is not None]
-        return max(ended) if len(ended) == len(halves) else None
+        ended = tuple(step for step in halves if step is not None)
+        return ended if len(ended) == len(halves) else None
+    if kind in TOGETHER:
+        return ()
     if kind in ("receive", "receive_gradient"):
         step: Kind = "send" if kind == "receive" else "send_gradient"
         source = stage + (-1 if kind == "receive" else 1)
@@ -122,7 +197,7 @@ def _ready(
         if not queue or queue[0] != Action(source, step, number):
             return None
         queue.popleft()
-        return done[step, source, number]
+        return (done[step, source, number],)
     needed: list[tuple[Kind, int]]
     if kind in ("send", "send_gradient"):
         needed = [("forward" if kind == "send" else "input_gradient", stage)]
@@ -132,8 +207,8 @@ def _ready(
             for what, of in needs(action, table.num_stages)
         ]
     found = [done.get((what, of_stage, number)) for what, of_stage in needed]
-    known = [end for end in found if end is not None]
-    return max(known, default=0.0) if len(known) == len(found) else None
+    known = tuple(step for step in found if step is not None)
+    return known if len(known) == len(found) else None
 
 
 def _from_neighbour(
@@ -143,10 +218,3 @@ def _from_neighbour(
     if not transfers or table.rank_of(neighbour) == rank:
         return kind, neighbour
     return ("receive" if kind == "forward" else "receive_gradient"), stage
-
-
-def _count(action: Action, live: dict[int, int]) -> None:
-    if action.kind == "forward":
-        live[action.stage] = live.get(action.stage, 0) + 1
-    elif action.kind in ("backward", "weight_gradient"):
-        live[action.stage] = live.get(action.stage, 0) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from shardwright.core.schedules.actions import COMPUTES, Action, Table
+from shardwright.core.schedules.actions import COMPUTES, TOGETHER, Action, Kind, Table, ends
 from shardwright.core.schedules.clock import run
 
 MOST_NAMED = 4
@@ -20,7 +20,13 @@ def faults(table: Table) -> list[str]:
     >>> faults(table)
     ['1B0 or 1I0 and 1W0: missing', 'rank 0 waits at 0B0 for ever']
     """
-    return [*_computed_once(table), *_on_their_rank(table), *_sent_once(table), *_stuck(table)]
+    return [
+        *_computed_once(table),
+        *_on_their_rank(table),
+        *_sent_once(table),
+        *_together(table),
+        *_stuck(table),
+    ]
 
 
 def _computed_once(table: Table) -> Iterator[str]:
@@ -48,13 +54,16 @@ def _times(times: int) -> str:
 def _on_their_rank(table: Table) -> Iterator[str]:
     for rank, actions in enumerate(table.actions):
         for action in actions:
+            if action.kind in TOGETHER:
+                continue
             if 0 <= action.stage < table.num_stages and table.rank_of(action.stage) != rank:
                 yield f"{action} on rank {rank}: stage {action.stage} is on rank {table.rank_of(action.stage)}"
 
 
 def _sent_once(table: Table) -> Iterator[str]:
     """Each transfer between ranks is sent once and received once; without any transfers the table has computations only."""
-    seen = Counter(action for actions in table.actions for action in actions if action.kind not in COMPUTES)
+    apart = (*COMPUTES, *TOGETHER)
+    seen = Counter(action for actions in table.actions for action in actions if action.kind not in apart)
     if not seen:
         return
     wanted: list[Action] = []
@@ -74,6 +83,30 @@ def _sent_once(table: Table) -> Iterator[str]:
             yield f"{action}: {_times(times)}"
     for action in seen:
         yield f"{action}: nothing is sent there"
+
+
+def _together(table: Table) -> Iterator[str]:
+    """Of each end that all stages share, what all ranks do for each microbatch, once, and where the end's own stage needs it."""
+    has = {action.kind for actions in table.actions for action in actions}
+    orders: dict[Kind, tuple[int, tuple[Kind, ...]]] = {
+        "embed": (0, ("embed", "forward")),
+        "logits": (table.num_stages - 1, ("forward", "logits", "input_gradient")),
+        "embed_gradient": (0, ("input_gradient", "embed_gradient")),
+    }
+    for kind, (stage, order) in orders.items():
+        for number in range(table.microbatches) if kind in has else ():
+            for rank, actions in enumerate(table.actions):
+                if (times := actions.count(Action(stage, kind, number))) != 1:
+                    yield f"{Action(stage, kind, number)} on rank {rank}: {_times(times)}"
+            own = [
+                one
+                for action in table.actions[table.rank_of(stage)]
+                if (action.stage, action.microbatch) == (stage, number)
+                for one in ends(action.kind)
+                if one in order
+            ]
+            if tuple(own) != order:
+                yield f"{Action(stage, kind, number)} on rank {table.rank_of(stage)}: not between {' and '.join(order)}"
 
 
 def _stuck(table: Table) -> Iterator[str]:

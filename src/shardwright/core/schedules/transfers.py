@@ -15,18 +15,31 @@ OF: dict[Kind, tuple[Kind, Kind, int]] = {
 """What follows a computation: its send, the receive of it, and the stage that receives, counted from this one."""
 
 
-def with_transfers(table: Table) -> Table:
-    """The table with sends, receives and reductions.
+def with_transfers(table: Table, *, embedding: bool = False, logits: bool = False) -> Table:
+    """The table with sends, receives and reductions; and, of ends that all stages share, with what all ranks do together.
 
     A rank sends as soon as it has computed. The other's receive is put where that rank is at that time, so that between any two ranks
-    receives have the order of the sends, whatever the schedule. A stage's gradients are reduced once, after its last microbatch.
+    receives have the order of the sends, whatever the schedule. A stage's gradients are reduced once, after its last microbatch. What
+    ranks do together is put where each of them is when a stage needs it: so all have it in one order, and none waits for ever.
 
     Raises AssertionError for a table whose computations wait for each other (``proof.py`` names them).
     """
     found: list[list[Action]] = [[] for _ in range(table.ranks)]
     left = dict.fromkeys(range(table.num_stages), table.microbatches)
+    first, last = 0, table.num_stages - 1
+
+    def together(stage: int, kind: Kind, microbatch: int | None) -> None:
+        for actions in found:
+            actions.append(Action(stage, kind, microbatch))
+
     for rank, action in _in_time(table):
+        if embedding and (action.stage, action.kind) == (first, "forward"):
+            together(first, "embed", action.microbatch)
         found[rank].append(action)
+        if logits and (action.stage, action.kind) == (last, "forward"):
+            together(last, "logits", action.microbatch)
+        if embedding and action.stage == first and action.kind in ("backward", "input_gradient"):
+            together(first, "embed_gradient", action.microbatch)
         if action.kind in OF:
             send, receive, step = OF[action.kind]
             to = action.stage + step

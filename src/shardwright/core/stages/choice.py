@@ -8,20 +8,20 @@ from functools import lru_cache
 from itertools import groupby
 from typing import Literal
 
-from shardwright.core.layout.wording import count, every
+from shardwright.core.layout.wording import count, either, every
 from shardwright.core.schedules.actions import Table
 from shardwright.core.schedules.clock import run
 from shardwright.core.schedules.schedules import SCHEDULES, table_of
 from shardwright.core.schedules.transfers import with_transfers
 from shardwright.core.stages.assignment import Stage, assigned, balanced
 from shardwright.core.stages.notation import read_stages, stages_text
-from shardwright.core.stages.units import Unit, UnitCost
+from shardwright.core.stages.units import EMBEDDING, LOGITS, Unit, UnitCost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """Why there are no stages. ``microbatches``, ``virtual``, ``ranks``: numbers that would do, the nearest first.
-    ``other_ends``: other roles in embedding or logits would."""
+    ``other_ends``: other roles in embedding or logits would; ``one_entry``: the options on one axis alone."""
 
     found: str
     needed: str
@@ -30,6 +30,7 @@ class Fault:
     ranks: tuple[int, ...] = ()
     without_stages: bool = False
     other_ends: bool = False
+    one_entry: bool = False
 
 
 SharedBy = Literal["flops", "seconds", "seconds, within the memory", "given"]
@@ -69,9 +70,10 @@ class Choice:
 
 
 @lru_cache(maxsize=64)
-def timetable(schedule: str, ranks: int, virtual: int, microbatches: int) -> Table:
-    """The table of a schedule that runs with these numbers, with transfers."""
-    return with_transfers(table_of(schedule, ranks, virtual, microbatches))
+def timetable(schedule: str, ranks: int, virtual: int, microbatches: int, shared: str = "") -> Table:
+    """The table of a schedule that runs with these numbers, with transfers. ``shared``: the ends that all stages share, as letters."""
+    table = table_of(schedule, ranks, virtual, microbatches)
+    return with_transfers(table, embedding=EMBEDDING in shared, logits=LOGITS in shared)
 
 
 def own_schedule(engine: str, ranks: int, virtual: int, microbatches: int) -> str:
@@ -159,14 +161,14 @@ def _of_schedule(choice: Choice) -> Iterator[Fault]:
     if number < least:
         yield Fault(
             found=f"{count(number, 'microbatch')} for schedule '{rules.name}' with {ranks * virtual} stages on {ranks} ranks",
-            needed=f"at least {least}",
+            needed=f"at least {count(least, 'microbatch')}",
             microbatches=(least, 2 * least),
         )
     elif number % multiple:
         below, above = number - number % multiple, number + multiple - number % multiple
         yield Fault(
             found=f"{count(number, 'microbatch')} for schedule '{rules.name}' on {ranks} ranks",
-            needed=f"a multiple of {multiple}, as {' or '.join(str(one) for one in (below, above) if one)}",
+            needed=f"a multiple of {multiple}: {either(one for one in (below, above) if one)} microbatches",
             microbatches=tuple(one for one in (above, below) if one),
         )
 

@@ -1,4 +1,6 @@
-"""When a stage of PyTorch gathers its weights over the axes that only store them, and when it reduces their gradients.
+"""When a stage gathers its weights over the axes that only store them, and when it reduces their gradients.
+
+On PyTorch:
 
 | schedule, recomputation | a layer's weights are gathered | gradients are reduce-scattered |
 |---|---|---|
@@ -10,6 +12,8 @@
 The weight half of a split backward pass runs on what its input half left: weights that were freed in between would have no gradient, or
 a wrong one, and no error would say so. With ``none`` nothing is computed again: memory is given for time, here too. In a pipeline the weights
 of the ends are gathered once a step.
+
+On JAX for each pass, and gradients are reduce-scattered in each microbatch; with ``keep_gathered`` both are done once a step for layers.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ class Gathering:
 
 EACH_PASS = Gathering()
 """Without a pipeline."""
+
+
+OF_SHARED_ENDS = Gathering(ends_once=True)
+"""Of ends that all stages share, as those of a stage."""
 
 
 def gathering_of(schedule: str | None, remat: str) -> Gathering:

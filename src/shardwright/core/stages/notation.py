@@ -13,6 +13,8 @@ from shardwright.core.findings.errors import InputError
 
 MOST_LETTERS = 100_000
 """More than any model has, so that a repetition of repetitions ends."""
+DEEPEST = 20
+"""Groups in groups, more than anyone writes."""
 
 
 def read_stages(text: str, where: str = "--stages") -> tuple[str, ...]:
@@ -23,7 +25,7 @@ def read_stages(text: str, where: str = "--stages") -> tuple[str, ...]:
 
     Raises InputError for anything else, with the column.
     """
-    letters, end = _group(text, 0, where, inside=False)
+    letters, end = _group(text, 0, where, depth=0)
     assert end == len(text)
     return tuple(letters.split("|"))
 
@@ -54,20 +56,22 @@ def _letters_text(letters: str) -> str:
     return "".join(letter * number if number < 3 else f"{letter}*{number}" for letter, number in runs)
 
 
-def _group(text: str, at: int, where: str, *, inside: bool) -> tuple[str, int]:
-    """The letters of a group that begins at a column, and the column behind them."""
+def _group(text: str, at: int, where: str, *, depth: int) -> tuple[str, int]:
+    """The letters of a group that begins at a column, and the column behind them. ``depth``: the groups that it is in, and itself."""
     found, last = "", ""
     while at < len(text):
         sign = text[at]
         if sign in ", \t":
             at += 1
         elif sign == ")":
-            if not inside:
+            if not depth:
                 raise _fault(text, at, where, "')' without '('")
             return found, at
         elif sign == "(":
+            if depth == DEEPEST:
+                raise _fault(text, at, where, f"more than {DEEPEST} groups, one in the other")
             opened = at
-            last, at = _group(text, at + 1, where, inside=True)
+            last, at = _group(text, at + 1, where, depth=depth + 1)
             if at == len(text):
                 raise _fault(text, opened, where, "'(' without ')'")
             found, at = found + last, at + 1
@@ -92,9 +96,11 @@ def _number(text: str, at: int, where: str) -> tuple[int, int]:
     while end < len(text) and text[end].isascii() and text[end].isdigit():
         end += 1
     digits = text[at + 1 : end]
-    if not digits or int(digits[:7]) < 1:
+    # More digits than a number that is accepted has, and fewer than Python reads.
+    number = int(digits[:30] or 0)
+    if number < 1:
         raise _fault(text, at, where, "'*' needs a number of at least 1 behind it")
-    return int(digits[:7]), end
+    return number, end
 
 
 def _fault(text: str, at: int, where: str, what: str) -> InputError:

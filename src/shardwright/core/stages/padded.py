@@ -7,7 +7,7 @@ nothing, and no checkpoint has them. A checkpoint has the layers by their number
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.boxes.box import Box
 from shardwright.core.model.table import ModelTable, Weight
@@ -39,6 +39,10 @@ class PaddedStack:
     def layers(self) -> tuple[int | None, ...]:
         """The number in the stack of each row's layer; None of padding."""
         return tuple(own.start + row if row < len(own) else None for own in self.stages for row in range(self.most))
+
+    def of_first(self, num: int) -> PaddedStack:
+        """The same rows, of which only those of the stack's ``num`` first layers are no padding."""
+        return replace(self, stages=tuple(range(min(own.start, num), min(own.stop, num)) for own in self.stages))
 
     def saved(self, box: Box) -> Iterator[tuple[Box, Box]]:
         """The parts of a box of the array that are layers, each with the box of the stack that a checkpoint has of it."""

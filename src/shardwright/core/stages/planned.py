@@ -32,6 +32,7 @@ class PlannedStage:
     output_bytes: int
     work: Mapping[Kind, float]
     gathered_bytes: int = 0
+    narrowed_bytes: int = 0
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -55,11 +56,12 @@ class PlannedStage:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedEnds:
     """The ends that all stages share (``letters``: E, L), on each device. ``work``: as of a stage, of a microbatch, which all ranks compute
-    together. ``working_bytes``: what it needs meanwhile."""
+    together. ``working_bytes``: what it needs meanwhile; ``gathered_bytes``: what its weights take that stay gathered."""
 
     letters: str
     stored_bytes: int
     working_bytes: int
+    gathered_bytes: int
     work: Mapping[Kind, float]
 
     @property
@@ -72,6 +74,7 @@ class SharedEnds:
             "units": self.letters,
             "stored_bytes": self.stored_bytes,
             "working_bytes": self.working_bytes,
+            **({"gathered_bytes": self.gathered_bytes} if self.gathered_bytes else {}),
             "work": dict(self.work),
         }
 
@@ -128,8 +131,8 @@ class Pipeline:
         """The most that a rank's live microbatches hold at once, and what the larger of its stages' passes needs besides."""
         live = self.run.live[rank]
         held = sum(self.stages[stage].saved_bytes * number for stage, number in live.items())
-        shared = 0 if self.shared is None else self.shared.working_bytes
-        gathered = sum(stage.gathered_bytes for stage in self.of_rank(rank))
+        shared, kept = (0, 0) if self.shared is None else (self.shared.working_bytes, self.shared.gathered_bytes)
+        gathered = kept + sum(stage.gathered_bytes for stage in self.of_rank(rank))
         return held + gathered + max(shared, *(stage.working_bytes for stage in self.of_rank(rank)))
 
     def total_bytes(self, rank: int) -> int:

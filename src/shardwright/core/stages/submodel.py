@@ -46,7 +46,7 @@ def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: Collectio
         activations=tuple(
             row
             if row.component in OUTSIDE_LAYERS
-            else replace(row, num=max(1, sum(most[stack] for stack in row.stacks or most)))
+            else replace(row, num=max(1, min(row.num, sum(most[stack] for stack in row.stacks or most))))
             for row in everything.activations
         ),
     )
@@ -85,7 +85,8 @@ def _activations(table: ModelTable, stage: Stage, stacks: dict[str, int]) -> Ite
             if has:
                 yield row
             continue
-        num = sum(stacks.get(name, 0) for name in row.stacks) if row.stacks else len(stage.layers)
+        # Masks are those of all layers: they are made once.
+        num = sum(stacks.get(name, 0) for name in row.stacks) if row.stacks else min(row.num, len(stage.layers))
         if row.name == "residual.stream":
             # A stage without layers receives it too.
             num = max(1, num)

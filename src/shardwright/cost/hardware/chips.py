@@ -57,14 +57,15 @@ class Number:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipNumbers:
-    """A chip's tables of chips.toml and measured.toml. ``network``: ``torus`` or ``switch``. ``program``: ``eager`` or ``compiled``, where a
-    file of the user's says which (``user.py``)."""
+    """A chip's tables of chips.toml and measured.toml. ``network``: ``torus`` or ``switch``. ``program``: ``eager``, ``compiled`` or ``fused``, and
+    ``overlap``: roles whose collectives run inside of products, where a file of the user's says so (``user.py``)."""
 
     kind: str
     name: str
     network: str
     numbers: Mapping[str, Number]
     program: str | None = None
+    overlap: tuple[str, ...] = ()
 
     def read(self, name: str, reading: Reading = "used") -> float:
         """A number by its name. Raises KeyError if no source was checked for it."""

@@ -17,7 +17,7 @@ torus the axes take its dims one after another, in the order of dims that splits
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, permutations
 from math import gcd, prod
 
@@ -31,13 +31,14 @@ class Line:
     """The devices of a group along one dim of a torus: ``size`` of them, each ``stride`` hops from the next.
 
     ``closed``: a ring, where the last is as near to the first. ``sharing``: how many groups send over the same links
-    at the same time.
+    at the same time. ``on_chip``: between the devices of one chip.
     """
 
     size: int
     stride: int = 1
     closed: bool = False
     sharing: int = 1
+    on_chip: bool = False
 
     @property
     def hops(self) -> int:
@@ -94,10 +95,7 @@ class MeshMapping:
         axes = tuple(axes)
         segments = [segment for axis in axes for segment in self.segments[axis]]
         if subgroup is not None:
-            near = [
-                p for n, p in enumerate(segments, 1) if prod(segment.size for segment in segments[:n]) <= subgroup.minor
-            ]
-            segments = near if subgroup.which == "minor" else segments[len(near) :]
+            segments = list(_inside(segments, subgroup))
         return Group(
             inside=prod(segment.size for segment in segments),
             domains=prod(self.domains[axis] for axis in axes),
@@ -174,6 +172,19 @@ def _segments(axes: Sequence[Axis], dims: Sequence[Dim]) -> dict[str, tuple[Segm
     return found
 
 
+def _inside(segments: Iterable[Segment], subgroup: SubGroup) -> Iterable[Segment]:
+    """What a sub-group takes of the segments of its axis, fastest first."""
+    spans = [(prod(subgroup.sizes[dim + 1 :]), prod(subgroup.sizes[dim:])) for dim in subgroup.over]
+    first = 1
+    for segment in segments:
+        last = first * segment.size
+        for start, stop in spans:
+            low, high = max(first, start), min(last, stop)
+            if high > low:
+                yield replace(segment, size=high // low, stride=segment.stride * (low // first))
+        first = last
+
+
 def _misfits(dims: Sequence[Dim], segments: Mapping[str, tuple[Segment, ...]]) -> tuple[int, int]:
     """How many segments are not entire dims: those that are not aligned, then those that are a part of a ring."""
     every = [segment for ones in segments.values() for segment in ones]
@@ -198,5 +209,9 @@ def _lines(dims: Sequence[Dim], segments: Sequence[Segment]) -> Iterable[Line]:
         stride = own[0].stride if dense else own[-1].stride
         closed = dim.wraps and dense and all(p.aligned for p in own) and stride * size == dim.size
         yield Line(
-            size=size, stride=stride, closed=closed, sharing=stride * (1 if number == chip else on_other_devices)
+            size=size,
+            stride=stride,
+            closed=closed,
+            sharing=stride * (1 if number == chip else on_other_devices),
+            on_chip=number == chip,
         )

@@ -50,13 +50,13 @@ class Machine:
 
     @property
     def _whole_slice(self) -> WholeSlice | None:
-        """How a collective over all devices is split in two hops; None unless the machine is one torus slice."""
+        """How a collective over all devices is done; None unless the machine is one torus slice."""
         assert self.numbers is not None
         if self.numbers.network != "torus" or self.slices > 1:
             return None
-        last = next((size for size in reversed(self.shape) if size > 1), 1)
         return WholeSlice(
-            minor=last * self.devices_per_chip,
+            dims=(*self.shape, *((self.devices_per_chip,) if self.devices_per_chip > 1 else ())),
+            on_chip=self.devices_per_chip,
             gathers=self.numbers.limit("whole_slice_gather_devices"),
             scatters=self.numbers.limit("whole_slice_scatter_devices"),
         )

@@ -2,7 +2,8 @@
 
 ```toml
 kind = "h100"            # the chips that the numbers are of
-program = "compiled"     # or "eager": what PyTorch runs, where that is not the engine's own
+program = "compiled"     # or "eager", or "fused" by hand: what runs, where that is not the engine's own
+overlap = ["tensor"]     # gathers and scatters of tensor parallelism run inside of its products
 
 [numbers]                # they replace those of the table (chips.toml, measured.toml)
 scale_out_bytes_per_s = 25e9
@@ -14,8 +15,10 @@ A kind that the table lacks needs ``name``, ``network`` (``torus`` or ``switch``
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,10 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.cost.hardware.chips import ChipNumbers, Cited, Number, chip_of, chips
 
 LARGEST_FILE = 1 << 20
-KEYS = {"kind", "name", "network", "program", "numbers", "measured"}
-PROGRAMS = ("eager", "compiled")
+KEYS = {"kind", "name", "network", "program", "overlap", "numbers", "measured"}
+PROGRAMS = ("eager", "compiled", "fused")
+OVERLAPS = ("tensor",)
+"""The roles whose collectives a program may run inside of products."""
 
 OF_RUNS = {"step_latency_s"}
 """Numbers that only a file has."""
@@ -62,13 +67,15 @@ def with_file(kind: str, base: ChipNumbers | None, file: str) -> ChipNumbers:
     program = found.get("program")
     if program not in (None, *PROGRAMS):
         raise InputError(f"--chips: 'program' in {file} is {program!r}, and must be one of {', '.join(PROGRAMS)}.")
+    overlap = found.get("overlap", [])
+    if not isinstance(overlap, list) or any(one not in OVERLAPS for one in overlap):
+        raise InputError(f"--chips: 'overlap' in {file} is {overlap!r}, and must be a list of {', '.join(OVERLAPS)}.")
     if base is not None:
-        return ChipNumbers(
-            kind=kind,
-            name=base.name,
-            network=base.network,
+        return replace(
+            base,
             numbers={**base.numbers, **numbers},
             program=program or base.program,
+            overlap=tuple(overlap) or base.overlap,
         )
     name, network = found.get("name"), found.get("network")
     if not isinstance(name, str) or not isinstance(network, str) or network not in NEEDED:
@@ -79,7 +86,7 @@ def with_file(kind: str, base: ChipNumbers | None, file: str) -> ChipNumbers:
     missing = [each for each in NEEDED[network] if each not in numbers]
     if missing:
         raise InputError(f"--chips: {file} lacks numbers of '{kind}': {', '.join(missing)}.")
-    return ChipNumbers(kind=kind, name=name, network=network, numbers=numbers, program=program)
+    return ChipNumbers(kind=kind, name=name, network=network, numbers=numbers, program=program, overlap=tuple(overlap))
 
 
 def base_of(kind: str, files: tuple[str, ...]) -> ChipNumbers | None:
@@ -90,12 +97,16 @@ def base_of(kind: str, files: tuple[str, ...]) -> ChipNumbers | None:
 def _read(file: str) -> Mapping[str, Any]:
     path = Path(file)
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        kind = path.stat()
+        if stat.S_ISFIFO(kind.st_mode) or stat.S_ISCHR(kind.st_mode):
+            # To read one could wait for ever.
+            raise InputError(f"--chips: {file} is a pipe or a device. Name a file of numbers of chips.")
+        if kind.st_size > LARGEST_FILE:
             raise InputError(
                 f"--chips: {file} has more than {LARGEST_FILE >> 20} MiB, and is no file of numbers of chips."
             )
         found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"--chips: {file} cannot be read as TOML: {reason}.") from None
     for key in found:
@@ -119,9 +130,38 @@ def _numbers(found: Mapping[str, Any], file: str) -> dict[str, Number]:
 def _number(name: str, given: object, file: str, known: set[str]) -> Number:
     if name not in known:
         raise InputError(f"--chips: {file} has a number '{name}'. {did_you_mean(name, sorted(known))}")
+    others = given.get("others", []) if isinstance(given, Mapping) else []
+    if not isinstance(others, list):
+        raise InputError(f"--chips: 'others' of '{name}' in {file} must be a list of numbers with their sources.")
+    return Number(
+        used=_cited(name, given, file, {*CITED, "others"}),
+        others=tuple(_cited(name, one, file, CITED) for one in others),
+    )
+
+
+CITED = {"value", "source", "date"}
+COUNTS = {
+    "matrix_unit_side",
+    "torus_dims",
+    "multiprocessors",
+    "collectives_at_once",
+    "devices_per_chip",
+    "domain_devices",
+} | {name for name in NEEDED["torus"] if name.endswith("_chips")}
+"""The numbers that are whole."""
+
+
+def _cited(name: str, given: object, file: str, keys: set[str]) -> Cited:
     cited = given if isinstance(given, Mapping) else {"value": given}
+    for key in cited:
+        if key not in keys:
+            raise InputError(f"--chips: '{name}' in {file} has '{key}'. {did_you_mean(str(key), sorted(keys))}")
     value = cited.get("value")
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value <= 0:
         raise InputError(f"--chips: '{name}' in {file} is {value!r}, and must be a finite number above 0.")
+    if name in COUNTS and value != int(value):
+        raise InputError(f"--chips: '{name}' in {file} is {value!r}, and must be a whole number.")
+    if name == "usable_bytes" and value < 1:
+        raise InputError(f"--chips: '{name}' in {file} is {value!r}, and must be at least 1.")
     source, date = str(cited.get("source", f"file {Path(file).name}")), str(cited.get("date", "as given"))
-    return Number(used=Cited(value=float(value), source=source, date=date))
+    return Cited(value=float(value), source=source, date=date)

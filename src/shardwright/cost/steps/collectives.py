@@ -22,9 +22,11 @@ Book: How To Scale Your Model (jax-ml.github.io/scaling-book), 2026.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
+from shardwright.core.plan.plan import PlannedCollective
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
-from shardwright.cost.hardware.links import Group, Line
+from shardwright.cost.hardware.links import Group, Line, MeshMapping
 
 PASSES = {"all-reduce": 2}
 """Time of a collective in multiples of an all-gather's, if not 1."""
@@ -32,12 +34,15 @@ PASSES = {"all-reduce": 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """Bandwidth and latency of the links. ``out_bytes_per_s`` None: no source was checked for it."""
+    """Bandwidth and latency of the links. ``out_bytes_per_s`` None: no source was checked for it. ``memory_bytes_per_s``: of a device.
+    ``at_once``: how many collectives over different links run at the same time."""
 
     link_bytes_per_s: float
     out_bytes_per_s: float | None
     latency_s: float
     is_torus: bool
+    memory_bytes_per_s: float = inf
+    at_once: int = 1
 
     @classmethod
     def of(cls, chip: ChipNumbers, reading: Reading) -> Rates:
@@ -50,6 +55,8 @@ class Rates:
             else None,
             latency_s=chip.read("hop_latency_s" if torus else "base_latency_s", reading),
             is_torus=torus,
+            memory_bytes_per_s=chip.limit("hbm_bytes_per_s"),
+            at_once=chip.integer("collectives_at_once") if "collectives_at_once" in chip.numbers else 1,
         )
 
 
@@ -94,6 +101,25 @@ def time_of(kind: str, bytes_per_device: int, group: Group, rates: Rates) -> Tim
     return Time(seconds=passes * sent_s + rates.latency_s, latency_s=rates.latency_s)
 
 
+def time_of_planned(one: PlannedCollective, mapping: MeshMapping, rates: Rates) -> Time | None:
+    """Time of one execution of a collective of the plan, as the compiler makes it; None if it needs a link without a figure.
+
+    Hops of chunks that run at the same time share that of the slowest. What a device has gathered apart, it then rearranges: it reads
+    and writes it once.
+    """
+    times = [time_of(one.compiled_as or one.kind, one.bytes_per_device, mapping.group(one.axes, one.subgroup), rates)]
+    at_once = 1 + len(one.beside) if rates.at_once > len(one.beside) else 1
+    for other in one.beside if at_once > 1 else ():
+        group = mapping.group(other.axes, other.subgroup)
+        times.append(time_of(one.kind, round(one.bytes_per_device * other.share), group, rates))
+    known = [time for time in times if time is not None]
+    if len(known) < len(times):
+        return None
+    slowest = max(known, key=lambda time: time.seconds)
+    copied_s = 2 * one.bytes_per_device / rates.memory_bytes_per_s if one.rearranged else 0.0
+    return Time(seconds=slowest.seconds / at_once + copied_s, latency_s=slowest.latency_s / at_once)
+
+
 def line_bytes_per_s(line: Line, link_bytes_per_s: float) -> float:
     """The rate at which a device gathers along a line: from both sides in a ring, from one side at an open end."""
     one_way = link_bytes_per_s / line.sharing
@@ -104,7 +130,9 @@ def _gathered_inside(unsharded_bytes: float, group: Group, rates: Rates) -> floa
     if group.inside == 1:
         return 0.0
     if rates.is_torus:
-        return unsharded_bytes / sum(line_bytes_per_s(line, rates.link_bytes_per_s) for line in group.lines)
+        # What a chip gathers comes in over the links of the torus: the line between its devices adds no rate to them.
+        lines = [line for line in group.lines if not line.on_chip] or group.lines
+        return unsharded_bytes / sum(line_bytes_per_s(line, rates.link_bytes_per_s) for line in lines)
     return unsharded_bytes * (group.inside - 1) / (group.inside * rates.link_bytes_per_s)
 
 

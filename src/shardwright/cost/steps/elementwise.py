@@ -14,6 +14,7 @@ written by them in a forward pass, in fused kernels:
 | hidden units | 3 | gate and up are read, their product is written |
 | tokens dispatched to experts, and returned | 2 | they are gathered by index |
 | scores of the vocabulary | 1 | the loss reads them; their cotangent is written and read |
+| the gradient of their weight, in float32 | 2 for each chunk of the loss, if there are several | a chunk's is added to it |
 
 Any other activation is written by a product alone and read by one. A backward pass moves twice the bytes of the forward pass, and
 what is recomputed moves them once more.
@@ -25,9 +26,13 @@ SwiGLU 10, not 6; an addition 6. With the sizes of Llama 3 8B this is 3.1 times 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from shardwright.core.plan.memory import bytes_on_device
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan, layers_on_device
+from shardwright.core.policies.policy import INPUT
+from shardwright.core.policies.repeated import share_made_again
+from shardwright.core.policies.runs import Run, runs_of
 
 EAGER_PASSES = 3.1
 """Bytes that eager PyTorch moves, in multiples of those of fused kernels: counted, see above."""
@@ -63,17 +68,34 @@ def elementwise_bytes(plan: Plan) -> Mapping[tuple[str, Phase], float]:
     """Bytes that one device moves in a step, by component and phase, in fused kernels."""
     found: dict[tuple[str, Phase], float] = {}
     latent = "attention.latent" in plan.by_name
+    runs = runs_of(plan.request.table, plan.request.remat)
     for tensor in plan.activations:
         passes = 2 if latent and tensor.name in MADE_OF_A_LATENT else PASSES.get(tensor.name, 0)
         if not passes:
             continue
         moved = float(passes * tensor.bytes_per_device * layers_on_device(plan.request, plan.mesh, tensor))
-        phases: Mapping[Phase, float] = {"forward": 1.0, "recompute": float(_again(plan, tensor)), "backward": 2.0}
+        phases: Mapping[Phase, float] = {"forward": 1.0, "recompute": _again(tensor, runs), "backward": 2.0}
         for phase, times in phases.items():
             where = tensor.component, phase
             found[where] = found.get(where, 0.0) + times * moved
+    if summed := _summed_over_chunks(plan):
+        found["logits", "backward"] = found.get(("logits", "backward"), 0.0) + summed
     return found
 
 
-def _again(plan: Plan, tensor: TensorPlan) -> bool:
-    return plan.request.remat != "none" and tensor.component not in ("logits", "embedding", "input")
+def _summed_over_chunks(plan: Plan) -> float:
+    """Bytes of the sums of the weight's gradient over the chunks of the loss."""
+    request = plan.request
+    if request.loss_chunks == 1:
+        return 0.0
+    names = {one.name for one in request.table.weights if "logits" in (one.component, *one.uses)}
+    size = sum(bytes_on_device(w.in_use, w.shape, "float32", plan.mesh) for w in plan.weights if w.name in names)
+    return 2.0 * size * request.loss_chunks * request.microbatches
+
+
+def _again(tensor: TensorPlan, runs: Sequence[Run]) -> float:
+    """The share of layers that make a tensor again. The norms and additions of the residual stream are those of its middle, and what a
+    product makes again is read again by what follows it."""
+    if tensor.component in ("logits", "embedding", "input"):
+        return 0.0
+    return share_made_again(runs, "residual.middle" if tensor.name == INPUT else tensor.name)

@@ -7,8 +7,9 @@
 | attention: scores and their product with values | 2 x batch x length x length x heads x (head_dim of keys + that of values), without a saving for causality |
 | an embedding, a norm, a bias | 0 |
 
-Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed under ``full``: every layer once more, except
-the last product of the layer. Under ``dots``: attention and experts, which are batched products. The axes that shard
+Backward is twice forward (PaLM, arXiv:2204.02311, appendix B). Recomputed is what the backward pass makes again of what the policy
+does not keep (``core/policies/runs.py``): under ``full`` every layer once more, except the last product of the layer; under ``dots``
+attention and experts. The axes that shard
 the tokens or the weight divide the work between their devices; every other axis repeats it. Keys and values that are
 computed from a gathered latent are computed on every device of the axes that shard the length.
 """
@@ -20,7 +21,9 @@ from math import prod
 from typing import NamedTuple
 
 from shardwright.core.model.table import Weight
+from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan
+from shardwright.core.policies.repeated import share_again, share_made_again
 from shardwright.core.recipes.recipe import Product
 from shardwright.core.resolution.resolve import operand_spec
 
@@ -63,18 +66,16 @@ def update_bytes(plan: Plan) -> int:
     return 2 * memory.state_bytes + memory.gradients_bytes
 
 
-def _products(plan: Plan) -> Iterator[tuple[str, float, bool, str | None]]:
-    """Component, forward flops on one device, whether they are recomputed for the backward pass, and the weight."""
-    request = plan.request
+def _products(plan: Plan) -> Iterator[tuple[str, float, float, str | None]]:
+    """Component, forward flops on one device, the share that is recomputed for the backward pass, and the weight."""
+    request, runs = plan.request, kept_runs(plan.request, plan.mesh, plan.tensors)
     for weight, tensor in zip(request.table.weights, plan.weights, strict=True):
-        batched = "experts" in weight.logical_axes
-        in_layer = weight.stack is not None and not weight.ends_layer
-        again = in_layer and (request.remat == "full" or (request.remat == "dots" and batched))
+        again = share_again(request.table, runs, weight)
         for component in _components(weight):
             yield component, _of_weight(plan, weight, tensor, component), again, weight.name
     scores = _of_scores(plan)
     if scores:
-        yield "attention", scores, request.remat != "none", None
+        yield "attention", scores, share_made_again(runs, "attention.attended"), None
 
 
 def _components(weight: Weight) -> Iterable[str]:

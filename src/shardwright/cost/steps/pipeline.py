@@ -2,7 +2,7 @@
 
 | what | seconds |
 |---|---|
-| forward pass of a stage, for one microbatch | its products and the exposed communication of the phase |
+| forward pass of a stage, for one microbatch | its products, the exposed communication of the phase, and exposed copies to the host |
 | backward pass | what is recomputed, and the backward phase, in the same way |
 | quantizing | the passes over memory of a microbatch's operands, all with its backward pass |
 | its halves | half of the backward phase each; what is recomputed belongs to the gradient of the input |
@@ -18,17 +18,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.core.pipeline.derived import gathering_in, share_of_microbatch
+from shardwright.core.pipeline.derived import gathering_in, gathering_of_ends, share_of_microbatch
 from shardwright.core.plan.plan import Phase, Plan, StepCost
 from shardwright.core.schedules.actions import Kind
-from shardwright.core.stages.gathering import EACH_PASS, Gathering
+from shardwright.core.stages.gathering import Gathering
 from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
-from shardwright.cost.steps.collectives import Rates, time_of
+from shardwright.cost.steps.collectives import Rates, time_of, time_of_planned
 from shardwright.cost.steps.flops import step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
-from shardwright.cost.steps.step import PhaseTime, constants_of, phase_times, seconds_of
+from shardwright.cost.steps.step import PhaseTime, constants_of, phase_times, seconds_of, to_host_seconds
 
 Phases = Mapping[Phase, PhaseTime]
 
@@ -54,7 +54,14 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     planned = [*plan.stage_plans, *([] if ends is None else [ends])]
     gathering = gathering_in(plan.request, pipeline.choice)
     phases = [
-        _phases(one, mapping, chip, reading, EACH_PASS if one is ends else gathering, plan.request.microbatches)
+        _phases(
+            one,
+            mapping,
+            chip,
+            reading,
+            gathering_of_ends(plan.request) if one is ends else gathering,
+            plan.request.microbatches,
+        )
         for one in planned
     ]
     known = [one for one in phases if one is not None]
@@ -92,17 +99,15 @@ def _phases(
     stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading, gathering: Gathering, microbatches: int
 ) -> Phases | None:
     rates = Rates.of(chip, reading)
-    times = [
-        time_of(one.kind, one.bytes_per_device, mapping.group(one.axes, one.subgroup), rates)
-        for one in stage.collectives
-    ]
+    times = [time_of_planned(one, mapping, rates) for one in stage.collectives]
     seconds = [seconds_of(one, time) for one, time in zip(stage.collectives, times, strict=True)]
     known = [second for second in seconds if second is not None]
     computing = computing_seconds(stage, chip, reading)
     if computing is None or len(known) < len(seconds):
         return None
     shares = [share_of_microbatch(one, stage, gathering, microbatches) for one in stage.collectives]
-    return phase_times(stage, [second * share for second, share in zip(known, shares, strict=True)], computing)
+    shared = [second * share for second, share in zip(known, shares, strict=True)]
+    return phase_times(stage, shared, computing, chip, reading)
 
 
 def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:
@@ -120,7 +125,7 @@ def _quantizing(planned: Plan, chip: ChipNumbers, reading: Reading) -> float:
 
 
 def _busy(time: PhaseTime) -> float:
-    return time.compute + time.exposed
+    return time.compute + time.exposed + time.host_exposed
 
 
 def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumbers, reading: Reading) -> StepCost:
@@ -128,10 +133,11 @@ def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumber
     planned = [*plan.stage_plans, *([] if plan.ends_plan is None else [plan.ends_plan])]
     of_all = range(len(plan.stage_plans), len(planned))
     own = [*(stage.number for stage in pipeline.of_rank(rank)), *of_all]
-    compute, communication, exposed = (
+    compute, communication, exposed, waiting = (
         microbatches * sum(getattr(phases[number][phase], what) for number in own for phase in PASSES)
-        for what in ("compute", "communication", "exposed")
+        for what in ("compute", "communication", "exposed", "host_exposed")
     )
+    to_host = [to_host_seconds(planned[number], chip, reading) for number in own]
     updates = [
         sum(phases[number]["update"].exposed for number in (*(stage.number for stage in pipeline.of_rank(r)), *of_all))
         for r in range(pipeline.choice.ranks)
@@ -145,6 +151,8 @@ def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumber
         compute_seconds=compute + update,
         communication_seconds=communication + sent + max(updates),
         exposed_seconds=exposed + max(updates),
+        host_seconds=None if None in to_host else 2 * microbatches * sum(one or 0.0 for one in to_host),
+        host_exposed_seconds=waiting,
         idle_seconds=pipeline.run.seconds - pipeline.run.busy[rank],
         flops_per_device=microbatches * sum(sum(step_flops(planned[number]).values()) for number in own),
         constants=constants_of(chip, plan),

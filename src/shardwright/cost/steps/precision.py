@@ -3,18 +3,36 @@
 A product of quantized operands takes the rate of its kernel (``core/recipes/kernels.py``), every other one that of the dtype of the
 computation, as far as its shape reaches it (``products.py``). Of attention half of the scores are computed, those of keys that a query
 may see; backward takes five products, not four, since scores are not kept. Buffers of experts with a capacity are multiplied whole.
-To quantize an operand a device reads it and writes what the kernel multiplies: codes, or values in the dtype of the kernel. Where the
-scale is of a tensor or a row its amax is needed first: eager PyTorch reads the operand twice, a compiler finds the amax where the
-operand is made. Scales are left out: they are small.
+
+To quantize an operand a device reads it and writes what the kernel multiplies: codes, or values in the dtype of the kernel. Scales are left
+out: they are small.
+
+| program | reads an operand | writes |
+|---|---|---|
+| eager | for each product; twice, where the scale is of a tensor or a row, whose amax is needed first | for each product |
+| compiled | once in a forward and once in a backward pass, for all products of it: the amax is found where it is made | once for products alike: of queries, keys and values |
+| fused | once, for both passes; not at all where its scale is known when it is made: delayed scales, and those of blocks | the same; weights once a step, and not in each microbatch |
+
+Fused by hand are Megatron-Core's programs: Transformer Engine casts and transposes in one kernel, quantizes inside of norms and activations,
+and keeps the codes of weights while ``is_first_microbatch`` is false (docs.nvidia.com, Transformer Engine, ``te.Linear``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from math import ceil, prod
 
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Phase, Plan, layers_on_device
+from shardwright.core.policies.repeated import share_again, share_made_again
+from shardwright.core.policies.runs import runs_of
+from shardwright.core.quantization.dispatch import (
+    MAKES_OUTPUTS,
+    READ_TOKENS,
+    arrays_of_rows,
+    coded_layers,
+    sent_rows,
+)
 from shardwright.core.quantization.quantized import QuantizedOperand, QuantizedWeight
 from shardwright.core.quantization.reductions import layers_on_device as quantized_layers
 from shardwright.core.recipes.formats import bits_of
@@ -68,7 +86,7 @@ def moving_seconds(chip: ChipNumbers, moved: float, reading: Reading) -> float:
 
 
 def program_of(plan: Plan, chip: ChipNumbers) -> str:
-    """``eager`` or ``compiled``: the engine's own, unless a file of the user's says which."""
+    """``eager``, ``compiled`` or ``fused``: the engine's own, which is never fused, unless a file of the user's says which."""
     return chip.program or ("eager" if plan.request.engine == "torch" else "compiled")
 
 
@@ -119,24 +137,56 @@ def forward_shape(plan: Plan, weight: str, flops: float) -> Shape:
 
 def quantization_bytes(plan: Plan, chip: ChipNumbers) -> int:
     """Bytes that a device reads and writes in a step to quantize the operands of its products."""
-    total = 0.0
+    program = program_of(plan, chip)
+    moved: dict[Hashable, float] = {}
     for weight in plan.quantized:
         kernels = weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype)
-        times = quantized_layers(plan.request, plan.mesh, weight) * plan.request.microbatches
+        layers = quantized_layers(plan.request, plan.mesh, weight)
         for operand in weight.operands:
-            passes = times * _passes(plan, weight, operand.product)
-            total += passes * _elements(plan, operand) * _bytes(plan, chip, operand, kernels.get(operand.product))
-    return int(total)
+            once = program == "fused" and operand.operand == "weight"
+            times = layers * (1 if once else plan.request.microbatches * _passes(plan, weight, operand.product))
+            elements = times * _elements(plan, operand)
+            read, written = _bytes(plan, program, operand, kernels.get(operand.product))
+            # Weights that multiply one tensor may be made again in unequal parts: the most counts.
+            for what, size in zip(_made(weight, operand, program), (read, written), strict=True):
+                moved[what] = max(moved.get(what, 0.0), elements * size)
+    return int(sum(moved.values()) + _dispatch_bytes(plan))
 
 
-def _passes(plan: Plan, weight: QuantizedWeight, product: Product) -> int:
-    """How often a microbatch computes a product."""
+def _made(weight: QuantizedWeight, operand: QuantizedOperand, program: str) -> tuple[Hashable, Hashable]:
+    """What is read, and what is written, to quantize an operand: what is equal is so once. A kernel of eager PyTorch knows only its own
+    product; a compiled program reads a tensor once in each pass; a fused one makes the codes of both passes in the first."""
+    if program == "eager":
+        return ("read", weight.name, operand.product, operand.operand), (weight.name, operand.product, operand.operand)
+    tensor = operand.same_amax[: operand.same_amax.index(operand.operand) + 1]
+    forward = program == "fused" or operand.product == "output"
+    return ("read", tensor, forward), (tensor, operand.product, operand.quantizer)
+
+
+def _dispatch_bytes(plan: Plan) -> float:
+    """Bytes that a device reads and writes to quantize the rows that it sends to experts, and to make values of those that it receives."""
+    request, sent = plan.request, sent_rows(plan.request.precision)
+    total = 0
+    for quantizer, names, passes in (
+        (sent.tokens, READ_TOKENS, 1 + share_made_again(runs_of(request.table, request.remat), "moe.dispatched")),
+        (sent.cotangents, MAKES_OUTPUTS, 1),
+    ):
+        layers = coded_layers(request, plan.mesh, plan.quantized, names)
+        if quantizer is not None and layers:
+            width = plan.by_name["router.dispatched"].shape[-1]
+            row_bytes = width * DTYPE_BYTES[request.dtype] + sum(
+                one.row_bytes for one in arrays_of_rows(quantizer, width)
+            )
+            total += 2 * traffic_of(request, plan.mesh).assignments * row_bytes * layers * passes * request.microbatches
+    return total
+
+
+def _passes(plan: Plan, weight: QuantizedWeight, product: Product) -> float:
+    """How often a microbatch computes a product, in the mean over layers."""
     request = plan.request
-    if product != "output" or weight.stack is None:
+    if product != "output":
         return 1
-    again = not request.table.weight(weight.name).ends_layer
-    batched = weight.experts is not None
-    return 1 + (again and (request.remat == "full" or (request.remat == "dots" and batched)))
+    return 1 + share_again(request.table, runs_of(request.table, request.remat), request.table.weight(weight.name))
 
 
 def _elements(plan: Plan, operand: QuantizedOperand) -> float:
@@ -151,13 +201,12 @@ def _elements(plan: Plan, operand: QuantizedOperand) -> float:
     return elements
 
 
-def _bytes(plan: Plan, chip: ChipNumbers, operand: QuantizedOperand, kernel: ChosenKernel | None) -> float:
-    """Read and written for each element."""
+def _bytes(plan: Plan, program: str, operand: QuantizedOperand, kernel: ChosenKernel | None) -> tuple[float, float]:
+    """Read and written for each element. Scales of a row or a tensor are known once all of it is."""
     quantizer = operand.quantizer
     after_amax = quantizer.amax != "delayed" and (quantizer.of_tensor or quantizer.block.contracted is ENTIRE)
-    reads = 2 if after_amax and program_of(plan, chip) == "eager" else 1
+    reads = {"eager": 2 if after_amax else 1, "compiled": 1, "fused": 1 if after_amax else 0}[program]
     width = DTYPE_BYTES[plan.request.dtype]
     if kernel is None:
-        return reads * width + width
-    written = bits_of(quantizer.dtype) / 8 if kernel.kernel.of_codes else DTYPE_BYTES[kernel.kernel.rate]
-    return reads * width + written
+        return reads * width, width
+    return reads * width, bits_of(quantizer.dtype) / 8 if kernel.kernel.of_codes else DTYPE_BYTES[kernel.kernel.rate]

@@ -5,11 +5,14 @@
 | gathers of weights, reductions of their gradients | the compute of the same component in the same phase |
 | a ring's permutes | the same |
 | on TPUs, gathers and scatters of tensor parallelism | the same: the compiler splits the products with them |
+| the same on GPUs, where a file of numbers has ``overlap`` | the same: kernels send while they multiply |
 | reductions over replicas, once a step | nothing: they run after the last product. On PyTorch those of ``fully_shard`` run beside the backward pass of the last microbatch |
 | any other collective of activations | nothing: the next product waits for it |
+| copies of activations to the host | the forward pass |
+| copies back | the backward pass and what it makes again. On PyTorch nothing: each begins where it is needed |
 
-The time of a step is the sum of the compute (``precision.py``), the passes of optimizer and quantizers through memory and the exposed
-communication. That of a pipeline is its timetable's on a clock (``pipeline.py``). Of a user's own program no stages are known; its
+The time of a step is the sum of the compute (``precision.py``), the passes of optimizer and quantizers through memory, the exposed
+communication and the exposed copies. That of a pipeline is its timetable's on a clock (``pipeline.py``). Of a user's own program no stages are known; its
 bubble is (stages - 1) / microbatches of the others (book, Training).
 """
 
@@ -22,10 +25,12 @@ from typing import get_args
 from shardwright.core.plan.plan import Constant, Phase, Plan, PlannedCollective, StepCost
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
-from shardwright.cost.steps.collectives import Rates, Time, time_of
+from shardwright.cost.steps.collectives import Rates, Time, time_of_planned
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
 from shardwright.cost.steps.products import RATES
+
+HOST_RATE = "host_bytes_per_s"
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -44,11 +49,17 @@ def timed(plan: Plan, mapping: MeshMapping, reading: Reading = "used") -> Timed:
     chip = mapping.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, reading)
-    groups = {key: mapping.group(*key) for key in {(one.axes, one.subgroup) for one in plan.collectives}}
-    times = tuple(
-        time_of(one.kind, one.bytes_per_device, groups[one.axes, one.subgroup], rates) for one in plan.collectives
-    )
+    times = tuple(time_of_planned(one, mapping, rates) for one in plan.collectives)
     return Timed(times=times, step=_step(plan, times, chip, reading))
+
+
+def to_host_seconds(plan: Plan, chip: ChipNumbers, reading: Reading = "used") -> float | None:
+    """Seconds of the copies of a step's activations to the host, and as long again back; None if no source was checked for the link."""
+    if not plan.memory.host_bytes:
+        return 0.0
+    if HOST_RATE not in chip.numbers:
+        return None
+    return plan.memory.host_bytes * plan.request.microbatches / chip.read(HOST_RATE, reading)
 
 
 def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
@@ -66,7 +77,9 @@ def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
     names = [
         name
         for name in chip.numbers
-        if name.endswith(("_per_s", "_latency_s", "_share")) and _is_used(name, needed, plan.request.engine)
+        if name.endswith(("_per_s", "_latency_s", "_share"))
+        and _is_used(name, needed, plan.request.engine)
+        and (name != HOST_RATE or plan.memory.host_bytes)
     ]
     if dtype == "float32":
         names.append("float32_share_of_bf16")
@@ -93,17 +106,20 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
     computing = computing_seconds(plan, chip, reading)
     if len(known) < len(seconds) or computing is None:
         return None
-    phases = phase_times(plan, known, computing)
+    phases = phase_times(plan, known, computing, chip, reading)
     moved = update_bytes(plan) + quantization_bytes(plan, chip)
     compute = sum(one.compute for one in phases.values()) + moving_seconds(chip, moved, reading)
     compute += chip.step_latency_s
     exposed = sum(one.exposed for one in phases.values())
-    idle = _bubble_ratio(plan) * (compute + exposed)
+    to_host, waiting = to_host_seconds(plan, chip, reading), sum(one.host_exposed for one in phases.values())
+    idle = _bubble_ratio(plan) * (compute + exposed + waiting)
     return StepCost(
-        seconds=compute + exposed + idle,
+        seconds=compute + exposed + waiting + idle,
         compute_seconds=compute,
         communication_seconds=sum(known),
         exposed_seconds=exposed,
+        host_seconds=None if to_host is None else 2 * to_host,
+        host_exposed_seconds=waiting,
         idle_seconds=idle,
         flops_per_device=sum(step_flops(plan).values()),
         constants=constants_of(chip, plan),
@@ -112,14 +128,18 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTime:
-    """Seconds of a phase on one device. ``exposed``: the communication that is not hidden behind products."""
+    """Seconds of a phase on one device. ``exposed``, ``host_exposed``: the communication, and the copies to or from the host, that are not
+    hidden behind products."""
 
     compute: float = 0.0
     communication: float = 0.0
     exposed: float = 0.0
+    host_exposed: float = 0.0
 
 
-def phase_times(plan: Plan, seconds: Sequence[float], computing: Work) -> Mapping[Phase, PhaseTime]:
+def phase_times(
+    plan: Plan, seconds: Sequence[float], computing: Work, chip: ChipNumbers, reading: Reading
+) -> Mapping[Phase, PhaseTime]:
     """Each phase of a step. ``seconds``: of all executions of each collective of the plan, in its order. ``computing``: of the products of
     each component and phase."""
     weights = {tensor.name for tensor in plan.weights}
@@ -129,22 +149,33 @@ def phase_times(plan: Plan, seconds: Sequence[float], computing: Work) -> Mappin
     for one, second in zip(plan.collectives, seconds, strict=True):
         communication[one.phase] = communication.get(one.phase, 0.0) + second
         of_weights = one.phase != "update" and weights.issuperset(one.tensors)
-        if one.kind == "permute" or of_weights or _inside_products(plan, one) or _inside_backward(plan, one):
+        if one.kind == "permute" or of_weights or _inside_products(plan, chip, one) or _inside_backward(plan, one):
             where = one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         else:
             open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + second
-    # What the last microbatch's backward pass leaves of its time, for the sums over replicas that run beside it.
+    # What the last microbatch's backward pass leaves of its time is for the sums over replicas that run beside it.
     behind: dict[tuple[str, Phase], float] = dict(computing)
     for component, phase in hideable:
         if phase == "update":
             backward = component, "backward"
             left = max(0.0, computing.get(backward, 0.0) - hideable.get(backward, 0.0))
             behind[component, phase] = left / plan.request.microbatches
+        elif component == "residual":
+            # What shards the residual stream is gathered for the products of the other components, and scattered after them.
+            others = {of for of, when in computing if when == phase and of != component}
+            behind[component, phase] = computing.get((component, phase), 0.0) + sum(
+                max(0.0, computing[of, phase] - hideable.get((of, phase), 0.0)) for of in others
+            )
     phases: Iterable[Phase] = get_args(Phase)
+    compute = {phase: sum(time for (_, of), time in computing.items() if of == phase) for phase in phases}
+    copies = to_host_seconds(plan, chip, reading) or 0.0
+    beside = 0.0 if plan.request.engine == "torch" else compute["recompute"] + compute["backward"]
+    waiting: Mapping[Phase, float] = {"forward": copies - compute["forward"], "backward": copies - beside}
     return {
         phase: PhaseTime(
-            compute=sum(of_component for (_, of), of_component in computing.items() if of == phase),
+            compute=compute[phase],
+            host_exposed=max(0.0, waiting.get(phase, 0.0)),
             communication=communication.get(phase, 0.0),
             exposed=open_seconds.get(phase, 0.0)
             + sum(max(0.0, second - behind.get(where, 0.0)) for where, second in hideable.items() if where[1] == phase),
@@ -161,13 +192,12 @@ def _inside_backward(plan: Plan, one: PlannedCollective) -> bool:
     return all(name in rows and rows[name].kind == "weight" and rows[name].shard_group for name in one.tensors)
 
 
-def _inside_products(plan: Plan, one: PlannedCollective) -> bool:
-    """Whether a TPU's compiler splits the collective, and a product that needs or makes its tensor with it, so that both run at once:
-    gathers and scatters of tensor parallelism."""
+def _inside_products(plan: Plan, numbers: ChipNumbers, one: PlannedCollective) -> bool:
+    """Whether a collective is split together with a product that needs or makes its tensor, so that both run at once: gathers and scatters
+    of tensor parallelism, by a TPU's compiler or where the chips' file says so."""
     chip, layout = plan.request.chip, plan.request.layout
     return (
-        chip is not None
-        and chip.accelerator == "TPU"
+        ((chip is not None and chip.accelerator == "TPU") or "tensor" in numbers.overlap)
         and one.kind in ("all-gather", "reduce-scatter")
         and all(layout.role(axis, one.component) == "tensor" for axis in one.axes)
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.core.resolution.row_order import IN_ORDER
 from shardwright.engine_jax.attention.blockwise import attend_in_blocks
@@ -61,6 +61,7 @@ def attention(
         out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
     out_BLM = _projected("BLHE,HEM->BLM", out_BLHE, "attention.o", weights, links)
+    out_BLM = checkpoint_name(out_BLM, "attention.projected")
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
@@ -88,6 +89,8 @@ def _grouped(
     q_BLHD = rotate(_projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links, amaxes), rotation, interleaved)
     k_BLKD = rotate(_projected("BLM,MKD->BLKD", x_BLM, "attention.k", weights, links, amaxes), rotation, interleaved)
     v_BLKD = _projected("BLM,MKD->BLKD", x_BLM, "attention.v", weights, links, amaxes)
+    q_BLHD, k_BLKD = checkpoint_name(q_BLHD, "attention.queries"), checkpoint_name(k_BLKD, "attention.keys")
+    v_BLKD = checkpoint_name(v_BLKD, "attention.values")
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -96,7 +99,8 @@ def _grouped(
         return _own_kv_heads(k_BSKD, num_heads, links.attention), _own_kv_heads(v_BSKD, num_heads, links.attention)
 
     if links.attention.ring:
-        return _ring(q_BTHD, (k_BLKD, v_BLKD), own_kv, mask, scale, links.attention)
+        names = ("attention.keys_attended", "attention.values_attended")
+        return _ring(q_BTHD, (k_BLKD, v_BLKD), names, own_kv, mask, scale, links.attention)
     k_BSKD = _in_kernel_order(links.move("attention.keys", "attention.keys_attended", k_BLKD), links.attention)
     v_BSKD = _in_kernel_order(links.move("attention.values", "attention.values_attended", v_BLKD), links.attention)
     return _attend(q_BTHD, *own_kv((k_BSKD, v_BSKD)), mask, scale, links.attention)
@@ -116,13 +120,16 @@ def _latent(
         q_BLHD = _projected("BLM,MHD->BLHD", x_BLM, "attention.q", weights, links, amaxes)
     else:
         down_BLQ = _projected("BLM,MQ->BLQ", x_BLM, "attention.q_down", weights, links, amaxes)
+        down_BLQ = checkpoint_name(down_BLQ, "attention.query_latent")
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
         q_BLHD = _projected("BLQ,QHD->BLHD", down_BLQ, "attention.q_up", weights, links)
     nope_BLHD, rotary_BLHP = jnp.split(q_BLHD, [form.nope_dim], axis=-1)
     q_BLHD = jnp.concatenate([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], axis=-1)
+    q_BLHD = checkpoint_name(q_BLHD, "attention.queries")
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
     latent_BLR = _projected("BLM,MR->BLR", x_BLM, "attention.kv_down", weights, links, amaxes)
+    latent_BLR = checkpoint_name(latent_BLR, "attention.latent")
     compressed_BLN, key_BLP = jnp.split(latent_BLR, [form.kv_lora], axis=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
@@ -133,7 +140,16 @@ def _latent(
     shards = len(links.attention.ring.numbers) if links.attention.ring else 1
     keys_and_values = _keys_and_values(kv_up_NHD, form, several(links.low.get("attention.kv_up"), shards))
     if links.attention.ring:
-        return _ring(q_BTHD, latent_BLR, keys_and_values, mask, scale, links.attention)
+        names = ("attention.latent_attended",)
+        return _ring(
+            q_BTHD,
+            (latent_BLR,),
+            names,
+            lambda held, step: keys_and_values(held[0], step),
+            mask,
+            scale,
+            links.attention,
+        )
     latent_BSR = _in_kernel_order(
         links.move("attention.latent", "attention.latent_attended", latent_BLR), links.attention
     )
@@ -159,7 +175,8 @@ def _attend(
 
 def _ring(
     q_BTHD: jax.Array,
-    held: Any,
+    held: tuple[jax.Array, ...],
+    names: tuple[str, ...],
     keys_and_values: KeysAndValues,
     mask: AttentionMask,
     scale: float,
@@ -167,7 +184,7 @@ def _ring(
 ) -> jax.Array:
     assert links.ring is not None
     block = None if links.kernel.name == "full" else links.kernel.block
-    return ring_attention(q_BTHD, held, keys_and_values, mask, scale, links.ring, block)
+    return ring_attention(q_BTHD, held, names, keys_and_values, mask, scale, links.ring, block)
 
 
 def _in_kernel_order(array_BS: jax.Array, links: AttentionLinks) -> jax.Array:
@@ -188,7 +205,8 @@ def _keys_and_values(
         kv_BSHD = weight_product("BSN,NHD->BSHD", compressed_BSN, kv_up_NHD, low=low[shard])
         nope_BSHD, v_BSHE = jnp.split(kv_BSHD, [form.nope_dim], axis=-1)
         shared_BSHP = jnp.broadcast_to(key_BSP[:, :, None, :], (*nope_BSHD.shape[:3], form.rope_dim))
-        return jnp.concatenate([nope_BSHD, shared_BSHP], axis=-1), v_BSHE
+        k_BSHD = checkpoint_name(jnp.concatenate([nope_BSHD, shared_BSHP], axis=-1), "attention.keys_attended")
+        return k_BSHD, checkpoint_name(v_BSHE, "attention.values_attended")
 
     return keys_and_values
 

@@ -17,11 +17,13 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.attention.blocks import Row, by_kv_head, by_token
 from shardwright.engine_jax.attention.scores import MASKED_SCORE, AttentionMask, OnlineSoftmax
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.dtypes import kept as kept_in
+from shardwright.engine_jax.io.recomputation import ATTENDED
 
 _Tree = TypeVar("_Tree")
 
@@ -212,7 +214,7 @@ def _attend_forward(scale: float, block: int, *operands):
         )
         return by_token(out_KGTE), log_sum_exp_KGT
 
-    out_BTHE, log_sum_exp_BKGT = lax.map(one, _barrier(operands))
+    out_BTHE, log_sum_exp_BKGT = checkpoint_name(lax.map(one, _barrier(operands)), ATTENDED)
     return out_BTHE, (operands, out_BTHE, log_sum_exp_BKGT)
 
 

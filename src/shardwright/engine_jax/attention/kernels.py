@@ -8,15 +8,19 @@ queries and of keys.
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from math import gcd
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.core.installed import installed_version
 from shardwright.core.plan.attention_kernels import Backend
 from shardwright.engine_jax.attention.scores import AttentionMask, VisibleRange
+from shardwright.engine_jax.io.recomputation import ATTENDED
 
 SPLASH_BLOCK = 512
 """Tokens of a block on TPU: with head dim 256 in float32, forward and backward fit the vector memory of every chip."""
@@ -76,7 +80,7 @@ def splash(
             save_residuals=False,
             mask_value=kernel.DEFAULT_MASK_VALUE,
             attn_logits_soft_cap=None,
-            residual_checkpoint_name=None,
+            residual_checkpoint_name=ATTENDED,
             mask_function=_up_to_last,
             interpret=interpret,
         )
@@ -135,7 +139,10 @@ def triton(
     interpret: bool = False,
 ) -> jax.Array:
     """JAX's Pallas kernel for NVIDIA GPUs. Queries are all the tokens of a row, in the order of the text."""
-    from jax.experimental.pallas.ops.gpu import attention as kernel
+    with warnings.catch_warnings():
+        # JAX 0.11 ships it and says that a later version will not.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from jax.experimental.pallas.ops.gpu import attention as kernel
 
     B, T, H, D = q_BTHD.shape
     K, E = v_BSKE.shape[2:]
@@ -151,12 +158,33 @@ def triton(
     # The kernel has one width for keys and values.
     v_BSKD = jnp.pad(v_BSKE, ((0, 0), (0, 0), (0, 0), (0, D - E)))
 
+    # Scale, causal, sizes, backward pass, warps, stages, grid, interpreted, debug.
+    options = scale, True, sizes, "triton", None, 2, None, interpret, False
+
     def of_group(q_BTKD: jax.Array) -> jax.Array:
-        return kernel.mha(q_BTKD, k_BSKD, v_BSKD, mask.segments_BT, scale, True, sizes, interpret=interpret)
+        return _named_mha(kernel.mha, options, q_BTKD, k_BSKD, v_BSKD, mask.segments_BT)
 
     # Mapped over the heads that share a KV head, so that the KV head is not repeated.
     out_BTKGD = jax.vmap(of_group, in_axes=3, out_axes=3)(q_BTHD.reshape(B, T, K, H // K, D))
     return out_BTKGD.reshape(B, T, H, D)[..., :E]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _named_mha(mha: Any, options: tuple[Any, ...], q_BTKD, k_BSKD, v_BSKD, segments_BT) -> jax.Array:
+    """JAX's kernel, whose output and sums have the name by which a layer keeps them: its own rule gives them none."""
+    return mha(q_BTKD, k_BSKD, v_BSKD, segments_BT, *options)
+
+
+def _named_mha_forward(mha: Any, options: tuple[Any, ...], *operands):
+    named = checkpoint_name(mha(*operands, *options, return_residuals=True), ATTENDED)
+    return named[0], (*operands, *named)
+
+
+def _named_mha_backward(mha: Any, options: tuple[Any, ...], kept, d_out_BTKD: jax.Array):
+    return mha.bwd(*options, False, kept, d_out_BTKD)
+
+
+_named_mha.defvjp(_named_mha_forward, _named_mha_backward)
 
 
 def cudnn(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.attention.blockwise import accumulate_attention_in_blocks
 from shardwright.engine_jax.attention.scores import AttentionMask, accumulate_attention, normalized
@@ -24,7 +25,8 @@ KeysAndValues = Callable[[Any, int], tuple[jax.Array, jax.Array]]
 
 def ring_attention(
     q_BTHD: jax.Array,
-    held: Any,
+    held: tuple[jax.Array, ...],
+    names: tuple[str, ...],
     keys_and_values: KeysAndValues,
     mask: AttentionMask,
     scale: float,
@@ -33,7 +35,8 @@ def ring_attention(
 ) -> jax.Array:
     """Softmax attention of this device's queries to the keys of all devices of the ring, BTHE.
 
-    ``held``: the shard that this device sends, one array or several; ``keys_and_values`` computes BSKD and BSKE from it.
+    ``held``: the shard that this device sends, one array or several, and ``names`` under which policies of recomputation keep those that
+    it has; ``keys_and_values`` computes BSKD and BSKE from it.
     ``mask`` has the positions and segments of the full row of keys: they are small, and known before the first layer.
     ``block``: the tokens of a block of scores; None: a device computes the scores of a shard at once.
 
@@ -44,7 +47,8 @@ def ring_attention(
     softmax = None
     for step in range(num):
         if step:
-            held = jax.tree.map(lambda shard: passed_on(shard, ring), held)
+            held = tuple(passed_on(shard, ring) for shard in held)
+        held = tuple(checkpoint_name(shard, name) for shard, name in zip(held, names, strict=True))
         k_BSKD, v_BSKE = keys_and_values(held, step)
         visible = _mask_of_shard(mask, (own - step) % num, num)
         if block is None:

@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 
 import jax
 
@@ -25,11 +26,17 @@ ENTRIES = 64
 """How many entries are kept at most; the least recently used are deleted first."""
 
 
-def cached(lowered: jax.stages.Lowered, target: str, build: Callable[[], Built], folder: Path | None) -> Built:
-    """The compiled program. ``folder`` None: nothing is read from a cache or stored."""
+def cached(
+    lowered: jax.stages.Lowered,
+    target: str,
+    build: Callable[[], Built],
+    folder: Path | None,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> Built:
+    """The compiled program. ``folder`` None: nothing is read from a cache or stored. ``options``: of the compiler."""
     if folder is None:
         return build()
-    entry = folder / f"{digest(lowered, target)}.json.gz"
+    entry = folder / f"{digest(lowered, target, options)}.json.gz"
     known = _read(entry)
     if known is not None:
         return known
@@ -47,7 +54,12 @@ def default_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
     return Path(base) / "shardwright" / "compiled"
 
 
-def digest(lowered: jax.stages.Lowered, target: str) -> str:
+def environment_options(environment: Mapping[str, str] = os.environ) -> Mapping[str, str]:
+    """The compiler's options in the environment, by the names of the variables that are set."""
+    return {name: environment[name] for name in OPTIONS if environment.get(name)}
+
+
+def digest(lowered: jax.stages.Lowered, target: str, options: Mapping[str, str] = MappingProxyType({})) -> str:
     """A digest of all that the compiled text depends on; of the engine's files too, since the text names their lines."""
     engine = sorted(Path(__file__).parents[1].rglob("*.py"))
     inputs = {
@@ -55,7 +67,7 @@ def digest(lowered: jax.stages.Lowered, target: str) -> str:
         "engine": [hashlib.sha256(file.read_bytes()).hexdigest() for file in engine],
         "target": target,
         "versions": {name: installed_version(name) for name in COMPILERS},
-        "options": {name: os.environ.get(name, "") for name in OPTIONS},
+        "options": {**{name: os.environ.get(name, "") for name in OPTIONS}, **options},
     }
     return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 

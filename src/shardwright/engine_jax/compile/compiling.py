@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 
@@ -20,13 +22,14 @@ SCHEDULE = OptimizerOptions(lr=1e-3, warmup=100, steps=1000, weight_decay=0.1, c
 
 
 class Stats(NamedTuple):
-    """The memory of a program as the compiler reports it, in bytes on one device."""
+    """The memory of a program as the compiler reports it, in bytes on one device. ``host_bytes``: temporaries in the host's memory."""
 
     arguments_bytes: int
     temporaries_bytes: int
     output_bytes: int
     aliased_bytes: int
     peak_bytes: int
+    host_bytes: int
 
 
 class Built(NamedTuple):
@@ -39,6 +42,14 @@ class Built(NamedTuple):
 
 class DoesNotFitError(Exception):
     """The compiler reports that a program needs too much memory. ``text``: its message."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class NoSuchOptionError(Exception):
+    """The compiler does not have an option, or the option does not have the value. ``text``: its message."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -63,17 +74,19 @@ def lower_step(plan: Plan, machine: Machine) -> jax.stages.Lowered:
     return train_step(plan, mesh, SCHEDULE).lower(abstract_state(plan, mesh), abstract_batch(plan, mesh))
 
 
-def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
-    """Compile. Raises DoesNotFitError where the compiler reports it (TPU); with other compilers the caller compares the sizes.
+def build(lowered: jax.stages.Lowered, machine: Machine, options: Mapping[str, str] = MappingProxyType({})) -> Built:
+    """Compile with these options of the compiler. Raises NoSuchOptionError for one that it does not have. Raises DoesNotFitError where the compiler reports it (TPU); with other compilers the caller compares the sizes.
 
     Raises CannotBePrintedError for a compiled program that has no text.
     """
     began = time.perf_counter()
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options={name: _typed(value) for name, value in options.items()} or None)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" in str(error):
             raise DoesNotFitError(str(error)) from None
+        if options:
+            raise NoSuchOptionError(str(error)) from None
         raise
     seconds = time.perf_counter() - began
     try:
@@ -87,5 +100,13 @@ def build(lowered: jax.stages.Lowered, machine: Machine) -> Built:
     total = arguments + temporaries + output - aliased
     # The CPU's own figure does not include temporaries.
     peak = getattr(memory, "peak_memory_in_bytes", 0) if machine.numbers is not None else 0
-    stats = Stats(arguments, temporaries, output, aliased, peak or total)
+    host = memory.host_temp_size_in_bytes
+    stats = Stats(arguments, temporaries, output, aliased, peak or total, host)
     return Built(text, stats, seconds)
+
+
+def _typed(value: str) -> Any:
+    """A value of an option, which the compiler takes in its type."""
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return int(value) if value.removeprefix("-").isdecimal() else value

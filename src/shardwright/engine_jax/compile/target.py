@@ -19,6 +19,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.installed import installed_version
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.cost import Machine
+from shardwright.engine_jax.io.mesh import in_torus_order
 
 GPU_TABLE = Path(__file__).parent / "gpu_targets.toml"
 TPU_EXTRA, GPU_EXTRA = "tpu", "gpu-compile"
@@ -60,7 +61,7 @@ def _tpus(machine: Machine) -> Sequence[Any]:
         options["num_slices"] = machine.slices
     name = f"{kind}:{'x'.join(map(str, shape))}"
     try:
-        return topologies.get_topology_desc(name, platform="tpu", **options).devices
+        return in_torus_order(topologies.get_topology_desc(name, platform="tpu", **options).devices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise InputError(f"--chips: libtpu cannot make a slice '{name}': {_first_line(error)}") from None
 

@@ -7,10 +7,13 @@ source devices; Q pieces of consecutive indices, I indices of any rows; X any ro
 First an all-gather of all devices' counts, a few integers, tells each device the offset of every row of the group. Then a
 ragged all-to-all sends each row once and nothing else. If the backend has no ragged all-to-all (CPU), an ordinary
 all-to-all sends chunks. A chunk has the capacity for the most rows that one device can send to another.
+
+With a quantizer codes and scales are sent, one after the other, and what is received are their values (``core/quantization/dispatch.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, cast
@@ -19,8 +22,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from shardwright.core.recipes.formats import E8M0
+from shardwright.core.recipes.formula import Quantized, dequantize
+from shardwright.core.recipes.recipe import Quantizer
 from shardwright.engine_jax.io import redistribute
 from shardwright.engine_jax.io.layer_io import TokenRing, index_of, size_of
+from shardwright.engine_jax.precision.arrays import ARRAYS
+from shardwright.engine_jax.precision.operands import codes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,20 +94,33 @@ def routes_of(counts: jax.Array, exchange: Exchange) -> Routes:
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def to_experts(rows_NM: jax.Array, routes: Routes, exchange: Exchange) -> jax.Array:
-    """The buffer of received rows, RM, sorted by expert. Rows after the received ones hold arbitrary finite numbers."""
-    return lax.platform_dependent(
-        rows_NM,
-        routes,
-        cpu=partial(_to_experts_in_chunks, exchange=exchange),
-        default=partial(_to_experts_ragged, exchange=exchange),
-    )
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def to_experts(rows_NM: jax.Array, routes: Routes, exchange: Exchange, quantizer: Quantizer | None = None) -> jax.Array:
+    """The buffer of received rows, RM, sorted by expert. Rows after the received ones hold arbitrary finite numbers.
+
+    ``quantizer``: of the rows; their cotangents are sent back as they are.
+    """
+
+    def send(array_NX: jax.Array) -> jax.Array:
+        return lax.platform_dependent(
+            array_NX,
+            routes,
+            cpu=partial(_to_experts_in_chunks, exchange=exchange),
+            default=partial(_to_experts_ragged, exchange=exchange),
+        )
+
+    return send(rows_NM) if quantizer is None else _as_codes(rows_NM, quantizer, send)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def from_experts(buffer_RM: jax.Array, routes: Routes, exchange: Exchange) -> jax.Array:
-    """Each row's result, NM, back on its source: the transpose of ``to_experts``. Zeros for rows that were not sent."""
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def from_experts(
+    buffer_RM: jax.Array, routes: Routes, exchange: Exchange, quantizer: Quantizer | None = None
+) -> jax.Array:
+    """Each row's result, NM, back on its source: the transpose of ``to_experts``. Zeros for rows that were not sent.
+
+    ``quantizer``: of the rows' cotangents, which are sent to the experts.
+    """
+    del quantizer
     return lax.platform_dependent(
         buffer_RM,
         routes,
@@ -109,18 +130,32 @@ def from_experts(buffer_RM: jax.Array, routes: Routes, exchange: Exchange) -> ja
 
 
 to_experts.defvjp(
-    lambda rows_NM, routes, exchange: (to_experts(rows_NM, routes, exchange), routes),
-    lambda exchange, routes, d_buffer_RM: (from_experts(d_buffer_RM, routes, exchange), None),
+    lambda rows_NM, routes, exchange, quantizer: (to_experts(rows_NM, routes, exchange, quantizer), routes),
+    lambda exchange, _, routes, d_buffer_RM: (from_experts(d_buffer_RM, routes, exchange), None),
 )
 from_experts.defvjp(
-    lambda buffer_RM, routes, exchange: (from_experts(buffer_RM, routes, exchange), routes),
-    lambda exchange, routes, d_rows_NM: (to_experts(d_rows_NM, routes, exchange), None),
+    lambda buffer_RM, routes, exchange, _: (from_experts(buffer_RM, routes, exchange), routes),
+    lambda exchange, quantizer, routes, d_rows_NM: (to_experts(d_rows_NM, routes, exchange, quantizer), None),
 )
 
 
-def gathered(array: jax.Array, ring: TokenRing | None) -> jax.Array:
-    """All devices' shards along dim 0. Each device uses them differently, so the gradient is a reduce-scatter."""
-    return cast(jax.Array, _gathered(array, ring)) if ring else array
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def with_quantized_cotangent(rows_RM: jax.Array, quantizer: Quantizer | None) -> jax.Array:
+    """The rows as they are; their cotangents are the values of codes, as those that ``from_experts`` sends."""
+    del quantizer
+    return rows_RM
+
+
+with_quantized_cotangent.defvjp(
+    lambda rows_RM, _: (rows_RM, None),
+    lambda quantizer, _, d_rows_RM: (d_rows_RM if quantizer is None else _as_codes(d_rows_RM, quantizer),),
+)
+
+
+def gathered(array: jax.Array, ring: TokenRing | None, quantizer: Quantizer | None = None) -> jax.Array:
+    """All devices' shards along dim 0. Each device uses them differently, so the gradient is a reduce-scatter. ``quantizer``: of the rows,
+    without a ring too; their cotangents are as they are."""
+    return cast(jax.Array, _gathered(array, ring, quantizer)) if ring or quantizer else array
 
 
 def reduce_scattered(array: jax.Array, ring: TokenRing | None) -> jax.Array:
@@ -128,28 +163,41 @@ def reduce_scattered(array: jax.Array, ring: TokenRing | None) -> jax.Array:
     return cast(jax.Array, _reduce_scattered(array, ring)) if ring else array
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered(array: jax.Array, ring: TokenRing) -> jax.Array:
-    for step in ring.gather:
-        array = redistribute.gathered(array, step, 0)
-    return array
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _gathered(array: jax.Array, ring: TokenRing | None, quantizer: Quantizer | None) -> jax.Array:
+    def send(array: jax.Array) -> jax.Array:
+        return redistribute.gathered(array, ring.gather, 0) if ring else array
+
+    return send(array) if quantizer is None else _as_codes(array, quantizer, send)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _reduce_scattered(array: jax.Array, ring: TokenRing) -> jax.Array:
-    for step in ring.scatter:
-        array = redistribute.scattered(array, step, 0)
-    return array
+    return redistribute.scattered(array, ring.scatter, 0)
 
 
 _gathered.defvjp(
-    lambda array, ring: (_gathered(array, ring), None),
-    lambda ring, _, d_array: (_reduce_scattered(d_array, ring),),
+    lambda array, ring, quantizer: (_gathered(array, ring, quantizer), None),
+    lambda ring, _, __, d_array: (reduce_scattered(d_array, ring),),
 )
 _reduce_scattered.defvjp(
     lambda array, ring: (_reduce_scattered(array, ring), None),
-    lambda ring, _, d_array: (_gathered(d_array, ring),),
+    lambda ring, _, d_array: (_gathered(d_array, ring, None),),
 )
+
+
+def _as_codes(
+    rows_XM: jax.Array, quantizer: Quantizer, send: Callable[[jax.Array], jax.Array] = lambda array: array
+) -> jax.Array:
+    """The values of what is received where codes and scales of rows are sent."""
+    own, as_bytes = codes_of(rows_XM, quantizer), quantizer.scale.dtype == E8M0
+    codes = send(own.codes)
+    scales = send(ARRAYS.bytes_of(own.scales) if as_bytes else own.scales)
+    if as_bytes:
+        scales = lax.bitcast_convert_type(scales, jnp.dtype(E8M0))
+    received = Quantized(codes=codes, scales=scales, of_tensor=None)
+    values = dequantize(received, (codes.shape[0], rows_XM.shape[1]), quantizer, ARRAYS)
+    return jnp.asarray(values, rows_XM.dtype)
 
 
 def _to_experts_ragged(rows_NM: jax.Array, routes: Routes, *, exchange: Exchange) -> jax.Array:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from functools import partial
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.engine_jax.experts.grouped_blocks import (
@@ -40,7 +41,8 @@ def grouped_swiglu(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, ke
 
 def _forward(rows_RM, experts, sizes_E, kernel):
     forward = _forward_by_kernel if kernel.name == "megablox" else forward_in_blocks
-    out_RM, hidden = forward(rows_RM, experts, sizes_E, kernel)
+    out_RM, (gate_RF, up_RF) = forward(rows_RM, experts, sizes_E, kernel)
+    hidden = Hidden(checkpoint_name(gate_RF, "moe.gate"), checkpoint_name(up_RF, "moe.up"))
     return out_RM, (rows_RM, experts, sizes_E, hidden)
 
 

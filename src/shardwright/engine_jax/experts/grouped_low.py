@@ -9,13 +9,14 @@ Blocks over rows, which a matrix's gradient has, begin with the first row of eac
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
+from math import lcm
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.core.recipes.formula import Shares, amax_of, dequantize, quantize, shared_by
 from shardwright.core.recipes.hadamard import padded_to
@@ -51,8 +52,8 @@ def quantized_swiglu(
     def product(x: jax.Array, matrices: jax.Array | Coded, of: LowPrecision, amaxes: Amaxes) -> jax.Array:
         return quantized_grouped_product(x, matrices, sizes_E, block_rows, of, amaxes)
 
-    gate_RF = product(rows_RM, experts.gate_EMF, gate, amaxes)
-    up_RF = product(rows_RM, experts.up_EMF, up, amaxes)
+    gate_RF = checkpoint_name(product(rows_RM, experts.gate_EMF, gate, amaxes), "moe.gate")
+    up_RF = checkpoint_name(product(rows_RM, experts.up_EMF, up, amaxes), "moe.up")
     return product(activated(gate_RF, up_RF), experts.down_EFM, down, {})
 
 
@@ -171,14 +172,6 @@ class _Rows(NamedTuple):
         """The factor of each row; 1 for rows of no expert."""
         return jnp.append(factor_E, jnp.ones(1, factor_E.dtype))[self.expert_R]
 
-    def of_block(self, amax_RX: jax.Array, rows: int) -> jax.Array:
-        """For each row, the largest amax of the rows of its block of so many rows."""
-        blocks_G = -(-self.size_G // rows)
-        block_R = (jnp.cumsum(blocks_G) - blocks_G)[self.expert_R] + self.number_R // rows
-        # Each expert, and the rows of none, may begin a block that is not full.
-        most = amax_RX.shape[0] // rows + self.experts + 1
-        return jax.ops.segment_max(amax_RX, block_R, most)[block_R]
-
 
 def _kernel(low: LowPrecision, name: Product) -> KernelName:
     return low.kernels.get(name, "float32")
@@ -217,7 +210,7 @@ def _operands(
             agreed, amaxes = _of_expert(place, array, low, amaxes, rows)
             random = random_numbers(place, low, site, array.shape, rows.slots)
             if name == "weight_gradient":
-                narrow = _along_rows(kernel, array, quantizer, agreed, rows, random)
+                narrow = _along_rows(kernel, array, quantizer, agreed, random)
             else:
                 narrow = _of_rows(kernel, array, quantizer, agreed, low.amax_axes.get(place, ()), random)
         # A product with an operand in high precision multiplies in the dtype of the computation.
@@ -275,23 +268,38 @@ def _delayed(
 def _for_matrices(
     low: LowPrecision, x_RI: jax.Array, d_RO: jax.Array, rows: _Rows, sizes_E: jax.Array, site: Site
 ) -> tuple[jax.Array, jax.Array, _Rows, jax.Array]:
-    """The operands of a matrix's gradient after their Hadamard transform, with their rows and the rows of each expert. The groups of a
-    transform begin with the first row of each expert, so that each has rows of its own up to entire groups."""
-    quantizer = low.quantizers.get(("weight_gradient", "input"))
-    if quantizer is None or quantizer.hadamard is None:
+    """The operands of a matrix's gradient after their Hadamard transform, with their rows and the rows of each expert. Blocks over rows, and
+    groups of a transform, begin with the first row of each expert, so that each has rows of its own up to entire ones."""
+    unit = _rows_unit(low)
+    if unit == 1:
         return x_RI, d_RO, rows, sizes_E
-    size = quantizer.hadamard
-    full_E = -(-sizes_E // size) * size
-    num = padded_to(x_RI.shape[0] + rows.experts * (size - 1), size)
+    full_E = -(-sizes_E // unit) * unit
+    num = padded_to(x_RI.shape[0] + rows.experts * (unit - 1), unit)
     start_E = jnp.append(jnp.cumsum(full_E) - full_E, num)
     place_R = start_E[rows.expert_R] + rows.number_R
-    found = []
+    quantizer, found = low.quantizers.get(("weight_gradient", "input")), list[jax.Array]()
     for array in (x_RI, d_RO):
         spread = jnp.zeros((num, array.shape[1]), array.dtype).at[place_R].set(array, mode="drop")
-        in_groups = turned(spread.reshape(-1, size, array.shape[1]).swapaxes(1, 2), quantizer, site)
-        found.append(in_groups.swapaxes(1, 2).reshape(num, -1))
+        if quantizer is not None and quantizer.hadamard is not None:
+            spread = _of_groups(turned(_in_groups(spread, quantizer.hadamard), quantizer, site))
+        found.append(spread)
     x, d = found
     return x, d, _Rows.of(x, full_E), full_E
+
+
+def _rows_unit(low: LowPrecision) -> int:
+    """What the number of an expert's rows is filled up to a multiple of, where a matrix's gradient is computed."""
+    found = [low.quantizers.get(("weight_gradient", operand)) for operand in OPERANDS["weight_gradient"]]
+    return lcm(*(lcm(one.hadamard or 1, one.block.contracted or 1) for one in found if one is not None))
+
+
+def _in_groups(x_RX: jax.Array, size: int) -> jax.Array:
+    """Groups of rows, which are contracted: each X by ``size``."""
+    return x_RX.reshape(-1, size, x_RX.shape[1]).swapaxes(1, 2)
+
+
+def _of_groups(x: jax.Array) -> jax.Array:
+    return x.swapaxes(1, 2).reshape(-1, x.shape[1])
 
 
 def _of_rows(
@@ -325,32 +333,30 @@ def _along_rows(
     x_RX: jax.Array,
     quantizer: Quantizer,
     of_expert_R: jax.Array | None,
-    rows: _Rows,
     random_RX: jax.Array | None,
 ) -> _Operand:
-    """Rows that are themselves contracted. Each element is an operand of its own, which agrees with the others of its block."""
+    """Rows that are themselves contracted: each has the scale of its expert's, or blocks of them are operands."""
     block = quantizer.block
-    assert block == PER_TENSOR or (block.other == 1 and block.contracted), block
+    if block == PER_TENSOR:
+        return _of_rows(kernel, x_RX, quantizer, of_expert_R, (), random_RX)
+    assert block.other == 1, block
+    assert block.contracted is not None, block
+    assert kernel in ("float32", "bfloat16"), kernel
+    size = block.contracted
 
     def agree(amax: jax.Array, of: Shares) -> jax.Array:
-        if of == shared_by(quantizer) and of_expert_R is not None:
-            return jnp.broadcast_to(of_expert_R.reshape(-1, *[1] * (amax.ndim - 1)), amax.shape)
-        return rows.of_block(amax, block.contracted or 1)
+        # All rows of a block are of one expert.
+        own = None if of_expert_R is None or of != shared_by(quantizer) else of_expert_R[::size]
+        return amax if own is None else own.reshape(amax.shape)
 
-    shape, alone = (*x_RX.shape, 1, 1), replace(quantizer, block=PER_TENSOR)
-    random = None if random_RX is None else random_RX.reshape(shape)
-    codes = quantize(x_RX.reshape(shape), alone, ARRAYS, agree=agree, random=random)
+    groups = _in_groups(x_RX, size)
+    random = None if random_RX is None else _in_groups(random_RX, size)
+    codes = quantize(groups, quantizer, ARRAYS, agree=agree, random=random)
     if kernel == "float32":
-        return dequantize(codes, shape, alone, ARRAYS).reshape(x_RX.shape)
-    after = codes.scales if block == PER_TENSOR else codes.of_tensor
-    if kernel == "fp8":
-        narrow = jnp.asarray(codes.codes)
-    else:
-        ones = jnp.ones_like(codes.scales) if block == PER_TENSOR else codes.scales
-        narrow = dequantize(codes._replace(scales=ones, of_tensor=None), shape, alone, ARRAYS).astype(jnp.bfloat16)
-    # The same of all elements of a row, which are of one expert.
-    after_R1 = None if after is None else after.reshape(*x_RX.shape, -1)[:, :1, 0]
-    return Rows(narrow.reshape(x_RX.shape), None, after_R1)
+        return _of_groups(jnp.asarray(dequantize(codes, groups.shape, quantizer, ARRAYS)))
+    narrow = dequantize(codes._replace(of_tensor=None), groups.shape, quantizer, ARRAYS).astype(jnp.bfloat16)
+    after = None if codes.of_tensor is None else jnp.repeat(codes.of_tensor.reshape(-1, 1), size, axis=0)
+    return Rows(_of_groups(narrow), None, after)
 
 
 def _by_own_matrix(kernel: KernelName, x: _Operand, matrices: _Operand, blocks: Blocks, dtype: jnp.dtype) -> jax.Array:

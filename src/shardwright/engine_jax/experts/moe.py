@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.experts.exchange import (
     Exchange,
@@ -21,6 +22,7 @@ from shardwright.engine_jax.experts.exchange import (
     reduce_scattered,
     routes_of,
     to_experts,
+    with_quantized_cotangent,
 )
 from shardwright.engine_jax.experts.grouped import grouped_swiglu
 from shardwright.engine_jax.experts.grouped_blocks import Matrices
@@ -225,13 +227,14 @@ def _expert_outputs(
     """
     B, T, K = kept_experts_BTK.shape
     M, own = x_BTM.shape[-1], matrices.gate_EMF.shape[0]
-    traffic, buffer_rows = links.traffic, links.buffer_rows
+    traffic, buffer_rows, sent = links.traffic, links.buffer_rows, links.sent.in_layer(low)
     assert (B, T, K, own) == (traffic.rows, traffic.tokens, traffic.top_k, traffic.experts), (
         kept_experts_BTK.shape,
         traffic,
     )
+    alone = links.ring is not None or not links.axes
     with of_tensor("router.grouped"):
-        x_XM = gathered(x_BTM.reshape(B * T, M), links.ring)
+        x_XM = gathered(x_BTM.reshape(B * T, M), links.ring, sent.tokens if alone else None)
     with of_tensor("router.weights"):
         weights_XK = gathered(weights_BTK.reshape(B * T, K), links.ring)
     # The experts that assignments are sorted by: this device's own in a ring, otherwise all.
@@ -255,14 +258,16 @@ def _expert_outputs(
 
     if exchange.axes:
         with of_tensor("router.grouped"):
-            rows_RM = to_experts(dispatch_rows(x_XM, order, exchange.rows, exchange.rows), routes, exchange)
-        y_RM = swiglu(rows_RM)
+            rows_NM = checkpoint_name(dispatch_rows(x_XM, order, exchange.rows, exchange.rows), "router.dispatched")
+            rows_RM = checkpoint_name(to_experts(rows_NM, routes, exchange, sent.tokens), "moe.dispatched")
+        y_RM = checkpoint_name(swiglu(rows_RM), "moe.output")
         with of_tensor("router.combined"):
-            y_NM = from_experts(y_RM, routes, exchange)
+            y_NM = checkpoint_name(from_experts(y_RM, routes, exchange, sent.cotangents), "router.returned")
         out_XM = combine_rows(y_NM, weights_XK, order, exchange.rows)
     else:
         num_rows = jnp.sum(routes.sizes_E)
-        y_RM = swiglu(dispatch_rows(x_XM, order, num_rows, buffer_rows))
+        rows_RM = checkpoint_name(dispatch_rows(x_XM, order, num_rows, buffer_rows), "moe.dispatched")
+        y_RM = checkpoint_name(with_quantized_cotangent(swiglu(rows_RM), sent.cotangents), "moe.output")
         out_XM = combine_rows(y_RM, weights_XK, order, num_rows)
     with of_tensor("router.combined"):
         out_BTM = jnp.reshape(reduce_scattered(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.ring), (B, T, M))

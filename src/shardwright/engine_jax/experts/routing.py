@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.io.dtypes import computed, kept
 from shardwright.models.parts.architecture import Experts
@@ -34,6 +35,7 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
         kernel_ME.astype(wide),
         precision=jax.lax.Precision.HIGHEST,
     )
+    products_BLE = checkpoint_name(products_BLE, "router.scores")
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = jax.nn.sigmoid(products_BLE) if sigmoid else jax.nn.softmax(products_BLE, axis=-1)
     ranked_BLE = jax.lax.stop_gradient(scores_BLE)
@@ -47,7 +49,8 @@ def route(x_BLM: jax.Array, kernel_ME: jax.Array, bias_E: jax.Array | None, expe
     weights_BLK = jnp.sum(jnp.where(is_chosen_BLKE, scores_BLE[:, :, None], 0.0), axis=-1)
     if experts.normalized:
         weights_BLK = weights_BLK / (jnp.sum(weights_BLK, axis=-1, keepdims=True) + 1e-20)
-    return Routing(experts_BLK, (weights_BLK * experts.scale).astype(kept("router", x_BLM.dtype)))
+    weights_BLK = (weights_BLK * experts.scale).astype(kept("router", x_BLM.dtype))
+    return Routing(checkpoint_name(experts_BLK, "router.experts"), checkpoint_name(weights_BLK, "router.chosen"))
 
 
 def top_k(x: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:

@@ -20,28 +20,52 @@ from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.attention_kernels import UNPLANNED, ChosenKernel
 from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.core.plan.movement import ReshardStep
+from shardwright.core.quantization.dispatch import AS_THEY_ARE, SentRows
 from shardwright.core.quantization.elements import Elements
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
 
 
+class Resting(NamedTuple):
+    """A weight that rests as codes: of each of its copies codes, scales, and the second scale where there is one, in the order and the dtypes
+    in which they are gathered (``core/quantization/links.py``)."""
+
+    copies: tuple[tuple[Any, ...], ...]
+
+
 class WithGradient(NamedTuple):
-    """A weight at rest whose gradient has another shape or dtype than the weight. ``gradient``: zeros of the gradient's; only its
+    """A weight at rest whose gradient has another shape or dtype than what rests. ``gradient``: zeros of the gradient's; only its
     cotangent is of interest."""
 
-    values: jax.Array
+    values: jax.Array | Resting
     gradient: jax.Array
 
 
 AtRest = jax.Array | WithGradient
+
+
+def gradient_of(weight: AtRest) -> jax.Array:
+    """The array whose cotangent is the weight's gradient."""
+    return weight.gradient if isinstance(weight, WithGradient) else weight
+
+
+def with_gradient(weight: AtRest, gradient: jax.Array) -> AtRest:
+    """The weight with another array whose cotangent is its gradient."""
+    return WithGradient(weight.values, gradient) if isinstance(weight, WithGradient) else gradient
+
+
 Params = Mapping[str, Any]
 """Weights at rest by name: arrays, or ``WithGradient``."""
+GATHERED = "gathered_weight"
+"""The name under which recomputation keeps a weight that stays gathered."""
 InUse = Mapping[str, Any]
 """Weights in use by name: arrays, or ``precision.coded.Coded`` where codes are gathered."""
 UseTwice = Callable[[str, AtRest], tuple[jax.Array, jax.Array]]
 """``use_twice(name, weight)``: a tied weight, taken into use once for both its uses. Their gradients are summed in the dtype in
 which devices sum theirs."""
+Scatter = Callable[[str, jax.Array, Any], jax.Array]
+"""``scatter(name, gradient, dtype)``: the gradient of a weight at rest, from that of the weight in use."""
 Move = Callable[[str, str, jax.Array], jax.Array]
 """``move(source, target, array)``: the activation ``source``, resharded as ``target``; the table has a Move between them."""
 
@@ -50,10 +74,18 @@ class Use(Protocol):
     """``use(name, weight, component)``: the local shard in use of one layer of a weight, in the dtype of the computation.
 
     ``component`` names the second use of a tied weight; None: the weight's own component. ``high``: not as codes, in a layer that
-    stays high.
+    stays high. ``factor``: of a weight with a delayed amax; those of its experts on this device.
     """
 
-    def __call__(self, name: str, weight: AtRest, component: str | None = None, *, high: bool = False) -> Any: ...
+    def __call__(
+        self,
+        name: str,
+        weight: AtRest,
+        component: str | None = None,
+        *,
+        high: bool = False,
+        factor: jax.Array | None = None,
+    ) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +123,10 @@ class AttentionLinks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRing:
-    """Expert parallelism by a ring: the steps that gather all tokens on every device, and those that reduce-scatter its outputs."""
+    """Expert parallelism by a ring: the step that gathers all tokens on every device, and that which reduce-scatters its outputs."""
 
-    gather: tuple[ReshardStep, ...]
-    scatter: tuple[ReshardStep, ...]
+    gather: ReshardStep
+    scatter: ReshardStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +137,7 @@ class ExpertLinks:
     devices in a ring; None: each token is sent to its assigned experts only. ``row`` shards a row of tokens: it is divided into
     ``len(tiles)`` equal chunks over these devices, and ``tiles[i]`` is the position of the i-th chunk in the text. ``traffic``:
     what a device sends and may receive. ``buffer_rows``: rows of its buffer. ``products``: the algorithm of the grouped products.
+    ``sent``: how what is sent to experts is quantized.
     """
 
     traffic: Traffic
@@ -115,6 +148,7 @@ class ExpertLinks:
     ring: TokenRing | None = None
     row: tuple[str, ...] = ()
     tiles: tuple[int, ...] = (0,)
+    sent: SentRows = AS_THEY_ARE
 
 
 class Site(NamedTuple):
@@ -158,9 +192,19 @@ class LowPrecision:
     elements: Mapping[tuple[Product, Operand], Elements] = field(default_factory=dict)
 
     @property
+    def factor(self) -> jax.Array | None:
+        """That of the weight, where its amax is delayed."""
+        return self.site.factors.get(f"{self.name}.weight")
+
+    @property
     def own_site(self) -> Site:
         """The site with the factors of this weight's operands only."""
         return self.site._replace(factors={name: self.site.factors[name] for name in set(self.delayed.values())})
+
+
+def _in_place(name: str, gradient: jax.Array, dtype: Any) -> jax.Array:
+    del name
+    return gradient.astype(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,16 +212,20 @@ class Links:
     """All that the mathematics knows of a layout.
 
     ``vocab``: by component, the axes that shard the vocabulary. ``entries``: of a vocabulary that is padded in memory, the
-    number without padding; None where it is not. ``tied_once``: a tied embedding is taken into use once
-    for both its uses. ``experts``: None where the model has none. ``low``: by its name, inside a
+    number without padding; None where it is not. ``loss_chunks``: a device's tokens have their logits in this many chunks, one
+    after the other. ``tied_once``: a tied embedding is taken into use once for both its uses. ``kept``: the weights of layers that
+    stay gathered, with the dtype in which their gradients are summed. ``experts``: None where the model has none. ``low``: by its name, inside a
     layer that in the layer, each weight whose products are quantized.
     """
 
     move: Move
     use: Use
     use_twice: UseTwice
+    scatter: Scatter = _in_place
+    kept: Mapping[str, Any] = field(default_factory=dict)
     vocab: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     entries: int | None = None
+    loss_chunks: int = 1
     tied_once: bool = True
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks | None = None

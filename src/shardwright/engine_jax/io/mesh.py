@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import numpy as np
 
@@ -11,7 +14,7 @@ from shardwright.core.recipes.kernels import CPU, Device
 
 
 def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
-    """The mesh over JAX's first devices, in JAX's order: device ``d`` has the coordinates that the core gives it.
+    """The mesh over JAX's first devices, in JAX's order, on TPUs in that of the torus: device ``d`` has the coordinates that the core gives it.
 
     Raises InputError when there are fewer devices than the mesh needs, and when one of several processes would have no
     device in it.
@@ -31,8 +34,20 @@ def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
             f"the mesh {mesh} needs {needed} devices, and the {jax.process_count()} processes have {len(present)}: some "
             f"would have no device in the run. Give a mesh of {len(present)} devices (--mesh), or start fewer processes."
         )
-    grid = np.array(present[:needed]).reshape([axis.size for axis in mesh.axes])
+    grid = np.array(in_torus_order(present[:needed])).reshape([axis.size for axis in mesh.axes])
     return jax.sharding.Mesh(grid, mesh.names)
+
+
+def in_torus_order(devices: Sequence[Any]) -> list[Any]:
+    """Devices in the order of their places in a TPU slice, the last dim fastest, so that an axis is along dims of the torus; JAX numbers
+    them host by host. Other devices stay in JAX's order."""
+    if not all(hasattr(one, "coords") for one in devices):
+        return list(devices)
+    places = {
+        one: (getattr(one, "slice_index", 0) or 0, tuple(one.coords), getattr(one, "core_on_chip", 0))
+        for one in devices
+    }
+    return sorted(devices, key=lambda one: places[one])
 
 
 def product_device(mesh: jax.sharding.Mesh) -> Device:

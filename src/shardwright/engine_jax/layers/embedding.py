@@ -6,13 +6,14 @@ B rows, L tokens, M embed, V vocabulary entries of this device.
 from __future__ import annotations
 
 from functools import partial
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
 from shardwright.engine_jax.io.dtypes import computed
-from shardwright.engine_jax.io.layer_io import Links, Params, index_of
+from shardwright.engine_jax.io.layer_io import Links, LowPrecision, Params, index_of
+from shardwright.engine_jax.layers.order import zeros_after
 from shardwright.engine_jax.layers.product import weight_product
 
 
@@ -44,27 +45,40 @@ def _rows(num: int, table_VM: jax.Array, ids_BL: jax.Array) -> jax.Array:
 
 def _rows_backward(num: int, ids_BL: jax.Array, d_BLM: jax.Array) -> tuple[jax.Array, None]:
     # Summed in a wider dtype, because a frequent token adds thousands of cotangents to one row.
-    sums_VM = jnp.zeros((num, d_BLM.shape[-1]), computed("gradient", d_BLM.dtype))
+    of_sums = jax.ShapeDtypeStruct((num, d_BLM.shape[-1]), computed("gradient", d_BLM.dtype))
+    d_BLM, sums_VM = zeros_after(d_BLM, of_sums)
     return sums_VM.at[ids_BL].add(d_BLM.astype(sums_VM.dtype), mode="drop").astype(d_BLM.dtype), None
 
 
 _rows.defvjp(lambda num, table_VM, ids_BL: (_rows(num, table_VM, ids_BL), ids_BL), _rows_backward)
 
 
-def logits(x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, links: Links) -> jax.Array:
-    """The logits, BLV. A model without ``logits.kernel`` has tied embeddings.
+class Projection(NamedTuple):
+    """The weight of the logits in use, the dims of its product with tokens, and how that is quantized, if it is."""
+
+    kernel: Any
+    dims: str
+    low: LowPrecision | None
+
+
+def projection(params: Params, tied_VM: jax.Array | None, links: Links) -> Projection:
+    """The projection to the vocabulary. A model without ``logits.kernel`` has tied embeddings.
 
     ``tied_VM``: the embedding, if it was resharded once for both uses; None: it is resharded again for the logits.
     """
-    x_BLM = links.move("residual.stream", "logits.input", x_BLM)
     if "logits.kernel" in params:
-        kernel, product = links.use("logits.kernel", params["logits.kernel"]), "BLM,MV->BLV"
-    elif tied_VM is not None:
-        kernel, product = tied_VM, "BLM,VM->BLV"
-    else:
-        kernel, product = links.use("embedding.tokens", params["embedding.tokens"], "logits"), "BLM,VM->BLV"
-    low = links.low.get("logits.kernel" if "logits.kernel" in params else "embedding.tokens")
-    return without_padding(weight_product(product, x_BLM, kernel, "logits", low), links)
+        low = links.low.get("logits.kernel")
+        kernel = links.use("logits.kernel", params["logits.kernel"], factor=None if low is None else low.factor)
+        return Projection(kernel, "BLM,MV->BLV", low)
+    if tied_VM is None:
+        tied_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
+    return Projection(tied_VM, "BLM,VM->BLV", links.low.get("embedding.tokens"))
+
+
+def scores(x_BLM: jax.Array, projection: Projection, links: Links) -> jax.Array:
+    """The logits, BLV, of the projection's input."""
+    kernel, dims, low = projection
+    return without_padding(weight_product(dims, x_BLM, kernel, "logits", low), links)
 
 
 def without_padding(logits_BLV: jax.Array, links: Links) -> jax.Array:

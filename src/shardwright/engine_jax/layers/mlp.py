@@ -6,6 +6,7 @@ B rows, L tokens, M embed, F hidden units of this device.
 from __future__ import annotations
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.io.dtypes import computed, kept
 from shardwright.engine_jax.io.layer_io import InUse, Links
@@ -28,6 +29,18 @@ def _silu_backward(gate: jax.Array, cotangent: jax.Array) -> tuple[jax.Array]:
 silu.defvjp(lambda gate: (silu(gate), gate), _silu_backward)
 
 
+@jax.custom_vjp
+def hidden_units(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """``silu(gate) * up``. Only these two are saved for the backward pass."""
+    return silu(gate) * up
+
+
+hidden_units.defvjp(
+    lambda gate, up: (hidden_units(gate, up), (gate, up)),
+    lambda given, cotangent: jax.vjp(lambda gate, up: silu(gate) * up, *given)[1](cotangent),
+)
+
+
 def feed_forward(x_BLM: jax.Array, weights: InUse, name: str, links: Links) -> jax.Array:
     """What the layer adds to the residual stream, BLM. ``name`` is ``mlp`` or ``shared``, as in the table."""
     x_BLM = links.move("residual.stream", f"{name}.input", x_BLM)
@@ -37,8 +50,7 @@ def feed_forward(x_BLM: jax.Array, weights: InUse, name: str, links: Links) -> j
     def product(dims: str, x: jax.Array, of: str) -> jax.Array:
         return weight_product(dims, x, weights[f"{name}.{of}"], low=links.low.get(f"{name}.{of}"), amaxes=amaxes)
 
-    gate_BLF, up_BLF = product("BLM,MF->BLF", x_BLM, "gate"), product("BLM,MF->BLF", x_BLM, "up")
-    out_BLM = weight_product(
-        "BLF,FM->BLM", silu(gate_BLF) * up_BLF, weights[f"{name}.down"], low=links.low.get(f"{name}.down")
-    )
+    gate_BLF, up_BLF = (checkpoint_name(product("BLM,MF->BLF", x_BLM, of), f"{name}.{of}") for of in ("gate", "up"))
+    hidden_BLF = checkpoint_name(hidden_units(gate_BLF, up_BLF), f"{name}.hidden")
+    out_BLM = weight_product("BLF,FM->BLM", hidden_BLF, weights[f"{name}.down"], low=links.low.get(f"{name}.down"))
     return links.move(f"{name}.projected", "residual.stream", out_BLM)

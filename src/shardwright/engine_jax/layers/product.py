@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 from shardwright.engine_jax.io.layer_io import LowPrecision
@@ -16,9 +15,6 @@ from shardwright.engine_jax.precision.operands import Amaxes
 from shardwright.engine_jax.precision.products import quantized_product
 
 NONE_AGREED: Amaxes = MappingProxyType({})
-
-PRODUCT = "weight_product"
-"""The name of the products in policies of ``jax.checkpoint``."""
 
 
 def weight_product(
@@ -37,11 +33,9 @@ def weight_product(
     all weights that multiply them. The cotangent is cast to the tokens' dtype, so that both products have one narrow dtype.
     """
     if low is not None:
-        result = quantized_product(dims, x, weight, what, low, dict(amaxes))
-    else:
-        assert not isinstance(weight, Coded), dims
-        result = _product(dims, x, weight, what)
-    return checkpoint_name(result, PRODUCT)
+        return quantized_product(dims, x, weight, what, low, dict(amaxes))
+    assert not isinstance(weight, Coded), dims
+    return _product(dims, x, weight, what)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 3))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from shardwright.core.mesh.mesh import Mesh
@@ -22,17 +23,21 @@ from shardwright.core.plan.expert_kernels import choose_expert_kernel
 from shardwright.core.plan.movement import ReshardStep, hopped, reshard_steps
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import WeightResharding, resharding, weight_reshardings, weight_update
+from shardwright.core.policies.policy import INPUT, WEIGHTS
 from shardwright.core.quantization.delayed import names_by_place
+from shardwright.core.quantization.dispatch import sent_rows
 from shardwright.core.quantization.elements import elements_of
 from shardwright.core.recipes.kernels import CPU, Device
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_jax.io.layer_io import (
+    GATHERED,
     AtRest,
     AttentionLinks,
     ExpertLinks,
     Links,
     LowPrecision,
+    Resting,
     Ring,
     TokenRing,
     WithGradient,
@@ -45,44 +50,68 @@ from shardwright.engine_jax.lowering.coded import CodedGather
 from shardwright.engine_jax.precision.coded import Coded, carrier_of
 
 
-def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU) -> Links:
-    """What the mathematics needs of a plan, on each device of its mesh; ``backend``: the kind of these devices, ``device``: which
-    products they have."""
+def links_of(plan: Plan, backend: Backend = "cpu", device: Device = CPU, *, microbatches: int | None = None) -> Links:
+    """What the mathematics needs of a plan, on each device of its mesh, which may be of the layers or the ends of a model alone; ``backend``:
+    the kind of these devices, ``device``: which products they have. ``microbatches``: of a step, of which the plan of a stage has one; None:
+    those of the plan."""
     # The experts move dispatched tokens themselves.
     moves = {
         (move.source, move.target): _Resharding.of(plan, move)
         for move in plan.request.table.moves
         if move.kind not in ("dispatch", "combine")
     }
-    low = _low(plan, device)
+    low = _low(plan, device, microbatches or plan.request.microbatches)
     uses = _uses(plan, low)
-    embedding = weight_reshardings(plan.request, plan.mesh, plan.by_name["embedding.tokens"])
+    tokens, logits = plan.by_name.get("embedding.tokens"), plan.by_name.get("logits.scores")
+    embedding = {} if tokens is None else weight_reshardings(plan.request, plan.mesh, tokens)
 
     def move(source: str, target: str, array: jax.Array) -> jax.Array:
         resharding = moves[source, target]
         with of_component(resharding.component), of_tensor(target):
-            return resharding.reshard(array)
+            moved = resharding.reshard(array)
+        # What is added to the residual stream is no input of a layer yet. An array that stays where it is keeps the name that it has.
+        same = resharding.move.kind in ("queries", "keys") and not resharding.forward
+        return moved if target == INPUT or same else checkpoint_name(moved, target)
 
-    def use(name: str, weight: AtRest, component: str | None = None, *, high: bool = False) -> Any:
+    def use(
+        name: str,
+        weight: AtRest,
+        component: str | None = None,
+        *,
+        high: bool = False,
+        factor: jax.Array | None = None,
+    ) -> Any:
         found = uses[name, component]
         with of_component(component or plan.by_name[name].component), of_tensor(name):
-            (in_use,) = (found._replace(coded=None) if high else found).into_use(weight)
-        return in_use
+            (in_use,) = (found._replace(coded=None) if high else found).into_use(weight, factor=factor)
+        return checkpoint_name(in_use, GATHERED if found.kept else WEIGHTS)
 
     def use_twice(name: str, weight: AtRest) -> tuple[jax.Array, jax.Array]:
         with of_component(plan.by_name[name].component), of_tensor(name):
             first, second = map(carrier_of, uses[name, None].into_use(weight, times=2))
         return first, second
 
+    def scatter(name: str, gradient: jax.Array, like: jnp.dtype) -> jax.Array:
+        with of_component(plan.by_name[name].component), of_tensor(name):
+            return uses[name, None].reduced((gradient,), like)
+
     return Links(
         move=move,
+        scatter=scatter,
+        kept={
+            name: jnp.dtype(one.reduce_dtype) for (name, component), one in uses.items() if one.kept and not component
+        },
         use=use,
         use_twice=use_twice,
         vocab={
-            "embedding": plan.mesh.larger_than_one(embedding["embedding"].operand.axes_of("vocab")),
-            "logits": _sharding_axes(plan, "logits.scores", "vocab"),
+            component: plan.mesh.larger_than_one(spec.axes_of("vocab"))
+            for component, spec in (
+                *((end, one.operand) for end, one in embedding.items() if end == "embedding"),
+                *([] if logits is None else [("logits", logits.in_use)]),
+            )
         },
-        entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1],
+        entries=None if logits is None else (logits.unpadded or (None,))[-1],
+        loss_chunks=plan.request.loss_chunks,
         tied_once=len(set(embedding.values())) == 1,
         attention=_attention(plan, backend),
         experts=_experts(plan, backend),
@@ -136,7 +165,7 @@ class _Use(NamedTuple):
 
     ``gathered``: the steps from rest to the gathered weight. ``sliced``: slices from that to the shard that this use multiplies.
     ``scattered``: the steps of its gradient to the spec in which gradients are summed over microbatches. ``replicated_gradient``: axes along which all devices make the same gradient, so that only
-    that of the first device counts.
+    that of the first device counts. ``kept``: the backward pass reads what the forward pass has gathered.
     """
 
     names: tuple[str, ...]
@@ -148,50 +177,72 @@ class _Use(NamedTuple):
     gather_dtype: str
     reduce_dtype: str
     shape: tuple[int, ...]
+    kept: bool
     coded: CodedGather | None = None
 
-    def into_use(self, weight: AtRest, times: int = 1) -> tuple[jax.Array | Coded, ...]:
-        """The weight in use, ``times`` times; the gradients of all are summed."""
+    def into_use(
+        self, weight: AtRest, times: int = 1, factor: jax.Array | None = None
+    ) -> tuple[jax.Array | Coded, ...]:
+        """The weight in use, ``times`` times; the gradients of all are summed. ``factor``: of a delayed amax; its cotangent is the
+        amax of what is quantized here (``precision/delayed.py``)."""
         values = weight.values if isinstance(weight, WithGradient) else weight
-        assert values.shape == self.shape, (self.names, values.shape, self.shape)
+        like = weight.gradient if isinstance(weight, WithGradient) else weight
+        assert isinstance(values, Resting) or values.shape == self.shape, (self.names, values.shape, self.shape)
 
-        def gathered(weight: jax.Array) -> tuple[jax.Array | Coded, ...]:
+        def gathered(weight: jax.Array | Resting, factor: jax.Array | None) -> tuple[jax.Array | Coded, ...]:
+            if isinstance(weight, Resting):
+                assert self.coded is not None, self.names
+                return (self.coded.gathered(jax.tree.map(_in_order, weight)),) * times
             if self.coded is not None:
-                return (self.coded.gathered(_in_order(weight)),) * times
+                return (self.coded.gathered(_in_order(weight), factor),) * times
             narrow = _in_order(weight).astype(jnp.dtype(self.gather_dtype))
             return (
                 redistribute(narrow, (*self.gathered, *self.sliced), self.names).astype(jnp.dtype(self.dtype)),
             ) * times
 
-        def reduced(cotangents: tuple[jax.Array | Coded, ...], like: jnp.dtype) -> jax.Array:
-            gradients = [carrier_of(one) for one in cotangents]
-            # Cast before the sum: with more devices, more is summed by collectives, and no layout may change numbers.
-            first, *others = (gradient.astype(jnp.dtype(self.reduce_dtype)) for gradient in gradients)
-            gradient = sum(others, first)
-            for step in reversed(self.sliced):
-                gradient = _zero_padded(gradient, step.axes, self.names.index(step.target or ""))
-            if self.replicated_gradient:
-                gradient = jnp.where(index_of(self.replicated_gradient) == 0, gradient, jnp.zeros_like(gradient))
-            gradient = redistribute(gradient, self.scattered, self.names)
-            return _in_order(gradient.astype(like))
+        def amax(weight: jax.Array | Resting, factor: jax.Array | None) -> jax.Array | None:
+            """What the backward pass returns for a factor: zeros where the product returns the amax."""
+            if factor is None:
+                return None
+            if self.coded is None or isinstance(weight, Resting):
+                return jnp.zeros_like(factor)
+            return self.coded.amax(weight, factor)
 
         @jax.custom_vjp
-        def into_use(weight: jax.Array) -> tuple[jax.Array | Coded, ...]:
-            return gathered(weight)
+        def into_use(weight: jax.Array, factor: jax.Array | None) -> tuple[jax.Array | Coded, ...]:
+            return gathered(weight, factor)
 
         @jax.custom_vjp
-        def into_use_apart(weight: jax.Array, gradient: jax.Array) -> tuple[jax.Array | Coded, ...]:
+        def into_use_apart(
+            weight: jax.Array | Resting, gradient: jax.Array, factor: jax.Array | None
+        ) -> tuple[jax.Array | Coded, ...]:
             del gradient
-            return gathered(weight)
+            return gathered(weight, factor)
 
-        into_use.defvjp(lambda weight: (gathered(weight), None), lambda _, found: (reduced(found, values.dtype),))
-        if not isinstance(weight, WithGradient):
-            return into_use(weight)
-        into_use_apart.defvjp(
-            lambda weight, _: (gathered(weight), None),
-            lambda _, found: (None, reduced(found, weight.gradient.dtype)),
+        into_use.defvjp(
+            lambda weight, factor: (gathered(weight, factor), amax(weight, factor)),
+            lambda amax, found: (self.reduced(found, like.dtype), amax),
         )
-        return into_use_apart(weight.values, weight.gradient)
+        if not isinstance(weight, WithGradient):
+            return into_use(weight, factor)
+        into_use_apart.defvjp(
+            lambda weight, _, factor: (gathered(weight, factor), amax(weight, factor)),
+            lambda amax, found: (None, self.reduced(found, like.dtype), amax),
+        )
+        return into_use_apart(weight.values, weight.gradient, factor)
+
+    def reduced(self, cotangents: tuple[jax.Array | Coded, ...], like: jnp.dtype) -> jax.Array:
+        """The gradient of the weight at rest, from those of each of its uses."""
+        gradients = [carrier_of(one) for one in cotangents]
+        # Cast before the sum: with more devices, more is summed by collectives, and no layout may change numbers.
+        first, *others = (gradient.astype(jnp.dtype(self.reduce_dtype)) for gradient in gradients)
+        gradient = sum(others, first)
+        for step in reversed(self.sliced):
+            gradient = _zero_padded(gradient, step.axes, self.names.index(step.target or ""))
+        if self.replicated_gradient:
+            gradient = jnp.where(index_of(self.replicated_gradient) == 0, gradient, jnp.zeros_like(gradient))
+        gradient = redistribute(gradient, self.scattered, self.names)
+        return _in_order(gradient.astype(like))
 
 
 def _in_order(array: jax.Array) -> jax.Array:
@@ -211,6 +262,12 @@ def _zero_padded(shard: jax.Array, axes: tuple[str, ...], dim: int) -> jax.Array
     return jax.lax.dynamic_update_slice_in_dim(
         jnp.zeros(shape, shard.dtype), shard, index_of(axes) * shard.shape[dim], dim
     )
+
+
+def coded_gathers(plan: Plan) -> Mapping[str, CodedGather]:
+    """The gathers of each weight of which codes are sent."""
+    uses = _uses(plan, _low(plan, CPU, plan.request.microbatches))
+    return {name: one.coded for (name, component), one in uses.items() if component is None and one.coded is not None}
 
 
 def _uses(plan: Plan, low: Mapping[str, LowPrecision]) -> dict[tuple[str, str | None], _Use]:
@@ -252,10 +309,11 @@ def _use(plan: Plan, weight: Weight, row: TensorPlan, planned: WeightResharding)
         gather_dtype=planned.gather_dtype,
         reduce_dtype=planned.reduce_dtype,
         shape=_shard_shape(planned.at_rest, row.shape, mesh),
+        kept=planned.kept,
     )
 
 
-def _low(plan: Plan, device: Device) -> dict[str, LowPrecision]:
+def _low(plan: Plan, device: Device, microbatches: int) -> dict[str, LowPrecision]:
     scales = plan.delayed
     return {
         weight.name: LowPrecision(
@@ -265,7 +323,7 @@ def _low(plan: Plan, device: Device) -> dict[str, LowPrecision]:
             amax_axes={(one.product, one.operand): one.reduced for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
-            elements=elements_of(weight, plan.mesh, plan.row_chunks, plan.request.microbatches),
+            elements=elements_of(weight, plan.mesh, plan.row_chunks, microbatches),
             kernels={
                 product: one.name for product, one in weight.kernels_on(device, "jax", plan.request.dtype).items()
             },
@@ -285,6 +343,9 @@ def _sharding_axes(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...
 
 def _attention(plan: Plan, backend: Backend) -> AttentionLinks:
     keys = "attention.keys_attended"
+    if keys not in plan.by_name:
+        # Ends that all stages share.
+        return AttentionLinks()
     heads = "kv_heads" if "kv_heads" in plan.by_name[keys].in_use.logical_axes else "heads"
     length = _sharding_axes(plan, "attention.queries", "length")
     has_ring = plan.request.layout.move_attention == "ring" and length
@@ -315,6 +376,7 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
         products=choose_expert_kernel(
             backend, buffer_rows=buffer_rows, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype
         ),
+        sent=sent_rows(plan.request.precision),
     )
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from shardwright.core.plan.movement import ReshardStep
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import weight_update
+from shardwright.engine_jax.io.layer_io import Resting
 from shardwright.engine_jax.io.redistribute import redistribute
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
 from shardwright.engine_jax.lowering.shardings import partition_spec
@@ -28,20 +29,27 @@ def reduced(plan: Plan, name: str, gradient: jax.Array) -> jax.Array:
     return _moved(row, gradient, weight_update(plan.request, plan.mesh, row).after_them(plan.mesh))
 
 
-def gradients_apart(plan: Plan, weights: Arrays) -> Arrays:
+def gradients_apart(plan: Plan, weights: Mapping[str, jax.Array | Resting]) -> Arrays:
     """Zeros like the gradient of one microbatch, on one device, of each weight whose gradient has another shape or dtype than the
-    weight. ``weights``: local shards at rest."""
+    weight, or that rests as codes. ``weights``: local shards at rest."""
     found = {}
     for row in plan.weights:
         update = weight_update(plan.request, plan.mesh, row)
-        if row.name in weights and (update.held != update.at_rest or update.dtype != row.dtype):
-            shape = list(weights[row.name].shape)
+        weight = weights.get(row.name)
+        rests = isinstance(weight, Resting)
+        if weight is not None and (rests or update.held != update.at_rest or update.dtype != row.dtype):
+            shape = _shard_shape(row, plan) if isinstance(weight, Resting) else list(weight.shape)
             for axis in update.scattered:
                 dim = update.held.dim_of(axis)
                 assert dim is not None, (row.name, axis)
                 shape[dim - len(update.held.dims)] //= plan.mesh.size(axis)
             found[row.name] = jnp.zeros(shape, update.dtype)
     return found
+
+
+def _shard_shape(row: TensorPlan, plan: Plan) -> list[int]:
+    dims = zip(row.stacked_shape, row.stacked_at_rest.dims, strict=True)
+    return [size // plan.mesh.size(dim.axes) for size, dim in dims]
 
 
 def own_parts(plan: Plan, mesh: Mesh, weights: Arrays) -> Arrays:
@@ -55,7 +63,7 @@ def gathered_parts(plan: Plan, mesh: Mesh, parts: Arrays) -> Arrays:
 
 
 def _resharded(plan: Plan, mesh: Mesh, arrays: Arrays, *, back: bool) -> Arrays:
-    rows = {row.name: row for row in plan.weights if row.update_is_sharded}
+    rows = {row.name: row for row in plan.weights if row.update_is_sharded and row.name in arrays}
     if not rows:
         return arrays
     at_rest = {name: partition_spec(row.stacked_at_rest) for name, row in rows.items()}

@@ -5,28 +5,44 @@ B rows, L tokens, M embed, V vocabulary, N layers of a stack. All are sizes on o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from shardwright.core.model.table import ModelTable
+from shardwright.core.policies.policy import INPUT
+from shardwright.core.policies.runs import Run, runs_of
 from shardwright.core.quantization.products import layer_runs
 from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
-from shardwright.engine_jax.io.layer_io import InUse, Links, LowPrecision, Params, Site
+from shardwright.engine_jax.io.layer_io import (
+    InUse,
+    Links,
+    LowPrecision,
+    Params,
+    Site,
+    gradient_of,
+    with_gradient,
+)
+from shardwright.engine_jax.io.recomputation import recomputed
 from shardwright.engine_jax.io.scopes import of_component
-from shardwright.engine_jax.layers.embedding import embed, logits
+from shardwright.engine_jax.layers import embedding
+from shardwright.engine_jax.layers.chunked_loss import chunked_cross_entropy
+from shardwright.engine_jax.layers.embedding import embed, projection
 from shardwright.engine_jax.layers.loss import summed_cross_entropy
 from shardwright.engine_jax.layers.mlp import feed_forward
 from shardwright.engine_jax.layers.norm import rms_norm
+from shardwright.engine_jax.layers.order import weight_first
 from shardwright.engine_jax.layers.rotary import Angles
 from shardwright.engine_jax.model.scan import Layer, scanned
 from shardwright.models.parts.architecture import Architecture, Stack
+from shardwright.models.parts.feed_forward import AFTER_ATTENTION
 
 
 class Forward(NamedTuple):
@@ -36,21 +52,42 @@ class Forward(NamedTuple):
     counts: Mapping[str, MoeCounts]
 
 
+class ThroughLayers(NamedTuple):
+    """The output of the last layer, a tied embedding that is in use already, and ``counts`` as in ``Forward``."""
+
+    x_BLM: jax.Array
+    tied_VM: jax.Array | None
+    counts: Mapping[str, MoeCounts]
+
+
 def forward(
     params: Params,
     batch: Mapping[str, jax.Array],
     table: ModelTable,
     links: Links,
     *,
-    remat: str = "full",
+    runs: Sequence[Run] | None = None,
     site: Site | None = None,
 ) -> Forward:
-    """Logits of every token.
+    """Logits of every token, all at one time. Arguments: see ``through_layers``."""
+    last = through_layers(params, batch, table, links, runs=runs, site=site)
+    return Forward(scores(last.x_BLM, params, last.tied_VM, table.architecture, at_the_end(links, site)), last.counts)
+
+
+def through_layers(
+    params: Params,
+    batch: Mapping[str, jax.Array],
+    table: ModelTable,
+    links: Links,
+    *,
+    runs: Sequence[Run] | None = None,
+    site: Site | None = None,
+) -> ThroughLayers:
+    """The embedding and all layers.
 
     ``params``: arrays by the names of the table, weights of a stack with its layers along dim 0. ``batch``:
     ``tokens``, ``positions`` within a document and ``segments`` (0 is padding), all int32 BL. ``links``: see
-    ``layer_io``. ``remat``: what the backward pass recomputes, ``full``, ``dots`` (all but products with weights)
-    or ``none``. ``site``: of the step and the microbatch, with the factors of all layers, which are stacked; None: no product is quantized.
+    ``layer_io``. ``runs``: what layers keep for the backward pass; None: their inputs alone. ``site``: of the step and the microbatch, with the factors of all layers, which are stacked; None: no product is quantized.
     """
     architecture: Architecture = table.architecture
     rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
@@ -69,11 +106,8 @@ def forward(
         low = _low_of(links, names, run)
 
         def one_layer(x_BLM: jax.Array, layer: Params, site: Site | None) -> tuple[jax.Array, MoeCounts | None]:
-            at_site = {names[name]: one if site is None else replace(one, site=site) for name, one in low.items()}
-            own = replace(links, low=at_site)
-            weights = {
-                names[name]: own.use(name, array, high=names[name] not in own.low) for name, array in layer.items()
-            }
+            x_BLM = checkpoint_name(x_BLM, INPUT)
+            own, weights = in_use(layer, names, low, site, links)
             return computed_layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
 
         return one_layer
@@ -82,39 +116,94 @@ def forward(
         low = _low_of(links, names, run)
         return None if site is None or not low else _of_layers(site, low, first, run)
 
-    first = 0
+    def again_of(runs: Sequence[Run], layers: range) -> Callable[[Any], Any]:
+        run = next(run for run in runs if layers.start in run.layers)
+        return partial(recomputed, run=run, num_layers=len(layers))
+
+    first, kept = 0, runs_of(table, "full") if runs is None else runs
     for stack in architecture.stacks:
         names = table.names_in(stack.name)
         layers = {name: params[name] for name in names}
-        runs = layer_runs(stack.num, (links.low[name].num_layers for name in names if name in links.low))
+        own = [run for run in kept if run.stack == stack.name]
+        ends = [low.num_layers for low in (links.low.get(name) for name in names) if low is not None]
+        alike = layer_runs(stack.num, (*ends, *(run.layers.stop for run in own)))
         x_BLM, of_stack = scanned(
-            partial(layer_of, stack, names), x_BLM, layers, partial(sites_of, first, names), runs, remat
+            partial(layer_of, stack, names),
+            x_BLM,
+            layers,
+            partial(sites_of, first, names),
+            alike,
+            partial(again_of, own),
         )
         if of_stack is not None:
             counts[stack.name] = of_stack
         first += stack.num
-    if site is not None:
-        links = replace(links, low={name: replace(low, site=site) for name, low in links.low.items()})
-    return Forward(scores(x_BLM, params, tied_VM, architecture, links), counts)
+    return ThroughLayers(x_BLM, tied_VM, counts)
+
+
+def at_the_end(links: Links, site: Site | None) -> Links:
+    """The links of the products outside of layers."""
+    if site is None:
+        return links
+    return replace(links, low={name: replace(low, site=site) for name, low in links.low.items()})
 
 
 def scores(
     x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, architecture: Architecture, links: Links
 ) -> jax.Array:
     """The logits, BLV, of the last layer's output. ``tied_VM``: a tied embedding that is in use already."""
+    x_BLM = _logits_input(x_BLM, params, architecture, links)
+    with of_component("logits"):
+        return embedding.scores(x_BLM, projection(params, tied_VM, links), links)
+
+
+def loss_of(
+    x_BLM: jax.Array,
+    params: Params,
+    tied_VM: jax.Array | None,
+    batch: Mapping[str, jax.Array],
+    architecture: Architecture,
+    links: Links,
+) -> jax.Array:
+    """The loss summed over a device's own valid tokens, of the last layer's output. ``batch``: with ``targets`` and ``valid``,
+    sharded as the input."""
+    x_BLM = _logits_input(x_BLM, params, architecture, links)
+    targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
+    valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
+    with of_component("logits"):
+        if "logits.kernel" in params:
+            kernel = params["logits.kernel"]
+            x_BLM, gradient = weight_first(x_BLM, gradient_of(kernel))
+            params = {**params, "logits.kernel": with_gradient(kernel, gradient)}
+        elif tied_VM is not None:
+            x_BLM, tied_VM = weight_first(x_BLM, tied_VM)
+        projected = projection(params, tied_VM, links)
+        if links.loss_chunks > 1:
+            return chunked_cross_entropy(x_BLM, projected, targets_BL, valid_BL, links)
+        logits_BLV = embedding.scores(x_BLM, projected, links)
+        return summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab.get("logits", ()))
+
+
+def _logits_input(x_BLM: jax.Array, params: Params, architecture: Architecture, links: Links) -> jax.Array:
+    """The output of the last layer, normed and resharded for the logits."""
     final_norm = links.use("residual.final_norm", params["residual.final_norm"])
     with of_component("residual"):
         x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
     with of_component("logits"):
-        return logits(x_BLM, params, tied_VM, links)
+        return links.move("residual.stream", "logits.input", x_BLM)
 
 
-def loss_of(logits_BLV: jax.Array, batch: Mapping[str, jax.Array], links: Links) -> jax.Array:
-    """The loss summed over a device's own valid tokens. ``batch``: with ``targets`` and ``valid``, sharded as the input."""
-    targets = links.move("input.targets", "logits.targets", batch["targets"])
-    valid = links.move("input.valid", "logits.valid", batch["valid"])
-    with of_component("logits"):
-        return summed_cross_entropy(logits_BLV, targets, valid, links.vocab.get("logits", ()))
+def in_use(
+    at_rest: Params, names: Mapping[str, str], low: Mapping[str, LowPrecision], site: Site | None, links: Links
+) -> tuple[Links, InUse]:
+    """The weights of a layer in use, by their names in it, and the links of its products. ``low``: those that are quantized, at ``site``."""
+    at_site = {names[name]: one if site is None else replace(one, site=site) for name, one in low.items()}
+    own = replace(links, low=at_site)
+    found: dict[str, Any] = {}
+    for name, one in at_rest.items():
+        of_it = own.low.get(names[name])
+        found[names[name]] = own.use(name, one, high=of_it is None, factor=None if of_it is None else of_it.factor)
+    return own, found
 
 
 def _low_of(links: Links, names: Mapping[str, str], run: range) -> Mapping[str, LowPrecision]:
@@ -149,7 +238,7 @@ def computed_layer(
     with of_component("attention"):
         attended_BLM = attention(normed_BLM, weights, architecture, rotation, mask, links)
     with of_component("residual"):
-        x_BLM = x_BLM + attended_BLM
+        x_BLM = checkpoint_name(x_BLM + attended_BLM, AFTER_ATTENTION)
         normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
     if not stack.experts:
         with of_component("mlp"):

@@ -29,7 +29,7 @@ from shardwright.runs.own_program.conversion import (
 )
 from shardwright.runs.own_program.entries import EMPTY, EMPTY_NODES, PATHS
 from shardwright.runs.own_program.store import JAX, PROGRAM, VALUES, program_point
-from shardwright.runs.own_program.values import encoded
+from shardwright.runs.own_program.values import encoded, with_keys
 from shardwright.storage.url import Place
 
 MOST_COMPRESSED = 4096
@@ -118,7 +118,8 @@ def _point(
         for name, leaf in found.leaves.items()
         if (name in infos or name in values) and any(type(key) is int for key in leaf.path)
     }
-    metadata = {PROGRAM: JAX, VALUES: {LEAVES: values, KEYS: keys, PATHS: paths, EMPTY_NODES: empty}}
+    of_tree = {LEAVES: with_keys(values), KEYS: with_keys(keys), PATHS: with_keys(paths), EMPTY_NODES: empty}
+    metadata = {PROGRAM: JAX, VALUES: of_tree}
     number = found.step if step is None and found.step is not None else step_of(found.path, step)
     return program_point(number, "pytree", metadata), infos
 

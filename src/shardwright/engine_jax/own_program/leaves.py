@@ -24,7 +24,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.engine_jax.training.state import box_of
 from shardwright.runs.own_program.entries import EMPTY_NODES, PATHS
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
-from shardwright.runs.own_program.values import encoded
+from shardwright.runs.own_program.values import encoded, with_keys
 
 Read = Callable[[str, Sequence[Box]], Sequence[np.ndarray]]
 """``read(name, boxes)``: several boxes of a tensor of the checkpoint, in the dtype of the leaf."""
@@ -71,7 +71,7 @@ def shape_of_tree(tree: Any) -> Mapping[str, Any]:
             empty.append([keys, kind])
         elif any(type(key) is int for key in keys):
             paths[jax.tree_util.keystr(path, simple=True, separator="/")] = keys
-    return {PATHS: paths, EMPTY_NODES: empty}
+    return {PATHS: with_keys(paths), EMPTY_NODES: empty}
 
 
 def _is_empty(node: Any) -> bool:
@@ -98,7 +98,7 @@ def held(tree: Any, *, lasting: bool = False) -> Held:
         elif isinstance(leaf, jax.Array):
             _require_elements(name, leaf)
             tensors.append(_of_array(name, leaf, lasting))
-        elif isinstance(leaf, np.ndarray | np.generic):
+        elif isinstance(leaf, np.ndarray | np.generic) and not isinstance(leaf, np.ma.MaskedArray):
             tensors.append(_of_numpy(name, np.asarray(leaf)))
         else:
             values[name] = encoded(leaf, f"'{name}'")
@@ -120,6 +120,12 @@ def shape_and_dtype(leaf: Any) -> tuple[tuple[int, ...], str]:
         leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
     # Without the order of bytes, which a NumPy array may have of its own.
     return tuple(leaf.shape), leaf.dtype.name
+
+
+def held_dtype(leaf: Any) -> str:
+    """The dtype that an array like a leaf gets: without ``jax_enable_x64``, JAX makes 32 bits of 64."""
+    dtype = shape_and_dtype(leaf)[1]
+    return dtype if isinstance(leaf, np.ndarray | np.generic) else jax.dtypes.canonicalize_dtype(dtype).name
 
 
 def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
@@ -147,6 +153,9 @@ def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
     key = jax.random.wrap_key_data(array, impl=implementation)
     if key.dtype != leaf.dtype:
         raise InputError(f"'{name}': the checkpoint has keys of {key.dtype} ({implementation}), needed {leaf.dtype}.")
+    if leaf.sharding is not None and key.sharding != leaf.sharding and key.is_fully_addressable:
+        # On one device, JAX leaves the dim of the words in the sharding of keys.
+        return jax.device_put(key, leaf.sharding)
     return key
 
 
@@ -177,7 +186,7 @@ def _of_array(name: str, array: jax.Array, lasting: bool) -> HeldTensor:
     return HeldTensor(
         info=TensorInfo(name=name, shape=tuple(array.shape), dtype=str(array.dtype), spec=spec),
         shards=tuple(
-            HeldShard(box_of(shard.index, array.shape), _reader(name, shard), lasting)
+            HeldShard(box_of(shard.index, array.shape), _reader(name, shard), "always" if lasting else "now")
             for shard in array.addressable_shards
         ),
     )

@@ -19,6 +19,7 @@ from shardwright.core.findings.patterns import chosen
 from shardwright.engine_jax.io.exchange import LOST, ProcessCarrier, gathered
 from shardwright.engine_jax.own_program.leaves import (
     held,
+    held_dtype,
     is_array,
     is_key,
     leaves_of,
@@ -33,6 +34,7 @@ from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone, connected
 from shardwright.runs.own_program.store import JAX, ProgramState, open_program, save_program, values_of
+from shardwright.runs.own_program.values import with_keys
 from shardwright.storage.url import Place
 
 LEAVES, KEYS = "leaves", "keys"
@@ -95,7 +97,7 @@ def state_of(tree: Any, members: Members, *, lasting: bool = False) -> ProgramSt
     found = members.here("the tree to save", lambda: held(tree, lasting=lasting))
     return ProgramState(
         held=found.tensors,
-        values={LEAVES: found.values, KEYS: found.keys, **shape_of_tree(tree)},
+        values={LEAVES: with_keys(found.values), KEYS: with_keys(found.keys), **shape_of_tree(tree)},
         framework=JAX,
         name=type(tree).__name__,
     )
@@ -159,14 +161,29 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
     arrays = {name: leaf for name, leaf in leaves.items() if name in names and is_array(leaf)}
     partial = only is not None
     wanted = {name: shape_and_dtype(leaf) for name, leaf in arrays.items()}
-    lines = misfits(checkpoint, wanted, cast=cast, partial=partial)
-    lines += value_misfits(saved, [name for name in leaves if name in names and name not in arrays], partial=partial)
+    # A name that is a value here and a tensor there is in both.
+    other_kind = {name for name in names if name not in (saved if name not in wanted else checkpoint.tensors)}
+    other_kind &= {*saved, *checkpoint.tensors}
+    fitting = {name: one for name, one in wanted.items() if name not in other_kind}
+    lines = misfits(checkpoint, fitting, unread=other_kind, cast=cast, partial=partial)
+    values_of_tree = [name for name in leaves if name in names and name not in arrays and name not in other_kind]
+    lines += value_misfits(
+        {name: value for name, value in saved.items() if name not in other_kind}, values_of_tree, partial=partial
+    )
     for name, leaf in leaves.items():
+        if name in other_kind:
+            lines.append(_of_other_kind(name, leaf, checkpoint, saved))
+            continue
         if name in wanted and name in checkpoint.tensors and is_key(leaf) != (name in values[KEYS]):
             found, needed = ("array", "key") if is_key(leaf) else ("key", "array")
             lines.append(f"'{name}': found {WORDS[found]}, needed {WORDS[needed]}")
         if name in names and name in saved and name not in wanted and type(saved[name]) is not type(leaf):
-            lines.append(f"'{name}': found {saved[name]!r:.80}, needed a {type(leaf).__name__}")
+            lines.append(f"'{name}': found {saved[name]!r:.80}, needed {_a(leaf)}")
+        if name in wanted and (becomes := held_dtype(leaf)) != wanted[name][1]:
+            lines.append(
+                f"'{name}': JAX makes {becomes} of {wanted[name][1]} while jax_enable_x64 is off. Turn it on, or give a NumPy array "
+                f"for this leaf."
+            )
     require_none(checkpoint, lines, cast=cast, partial=partial)
     without = [name for name, leaf in leaves.items() if name not in names and isinstance(leaf, jax.ShapeDtypeStruct)]
     if without:
@@ -174,6 +191,24 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
             f"only: '{without[0]}' is not loaded, and has no value to keep: give an array, or load it too."
         )
     return names
+
+
+def _of_other_kind(name: str, leaf: Any, checkpoint: Checkpoint, saved: Mapping[str, Any]) -> str:
+    """The line of a leaf that is an array where the checkpoint has a value, or the other way round."""
+    if not is_array(leaf):
+        info = checkpoint.tensors[name]
+        return f"'{name}': found {info.dtype} {info.shape}, needed {_a(leaf)}"
+    shape, dtype = shape_and_dtype(leaf)
+    return f"'{name}': found the value {saved[name]!r:.80}, needed an array, {dtype} {shape}"
+
+
+def _a(leaf: Any) -> str:
+    """
+    >>> _a(3), _a("x")
+    ('an int', 'a str')
+    """
+    kind = type(leaf).__name__
+    return f"{'an' if kind[0].lower() in 'aeiou' else 'a'} {kind}"
 
 
 def _by_all(checkpoint: Checkpoint, like: Any, names: frozenset[str], members: Members) -> Reads:

@@ -37,7 +37,7 @@ ARRAYS = Arrays(
     least=jnp.minimum,
     most=jnp.maximum,
     where=jnp.where,
-    largest=lambda x, dims: jnp.max(x, axis=dims, keepdims=True),
+    largest=lambda x, dims: jnp.max(x, axis=dims, keepdims=True, initial=None if x.size else 0),
     reshape=jnp.reshape,
     padded=_padded,
     first=lambda x, dim, size: lax.slice_in_dim(x, 0, size, axis=dim),

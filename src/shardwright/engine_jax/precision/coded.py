@@ -18,6 +18,7 @@ from shardwright.core.recipes.formats import E2M1
 from shardwright.core.recipes.formula import Quantized, dequantize
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Block, Product, Quantizer
+from shardwright.engine_jax.io.layer_io import Resting
 from shardwright.engine_jax.precision.arrays import ARRAYS
 from shardwright.engine_jax.precision.kernels import Rows, rows_of
 from shardwright.engine_jax.precision.operands import Amaxes
@@ -81,23 +82,24 @@ class Outputs(NamedTuple):
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=("carrier", "first", "shard", "amaxes", "start"),
+    data_fields=("carrier", "first", "shard", "amaxes", "factor", "start"),
     meta_fields=("quantizers", "second", "sizes", "num"),
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coded:
     """``first``: the copy for outputs, which serves input gradients too where ``second`` is None. ``second``: gathers the other
-    copy from the shard at rest and the amaxes that are agreed on, in the backward pass. ``quantizers``: of both. ``sizes``: how many
+    copy from the shard at rest and the amaxes that are agreed on, or the factor of a delayed one, in the backward pass. ``quantizers``: of both. ``sizes``: how many
     outputs and inputs the copies have. ``start``, ``num``: the outputs in use; None: all.
     """
 
     carrier: jax.Array | None
     first: Gathered | None
-    shard: jax.Array | None
+    shard: jax.Array | Resting | None
     amaxes: Amaxes
     quantizers: tuple[Quantizer | None, Quantizer | None]
-    second: Callable[[jax.Array, Amaxes], Gathered] | None
+    second: Callable[[jax.Array | Resting, Amaxes, jax.Array | None], Gathered] | None
     sizes: tuple[int, int]
+    factor: jax.Array | None = None
     start: jax.Array | int | None = None
     num: int | None = None
 
@@ -125,7 +127,7 @@ class Coded:
             found, quantizer, turned = self.first, self.quantizers[0], product != "output"
         else:
             assert self.shard is not None
-            found, quantizer, turned = self.second(self.shard, self.amaxes), self.quantizers[1], False
+            found, quantizer, turned = self.second(self.shard, self.amaxes, self.factor), self.quantizers[1], False
         outputs = None if self.start is None or self.num is None else Outputs(self.start, self.num)
         if not isinstance(found, Quantized):
             assert found is not None

@@ -41,7 +41,8 @@ def amaxes_of_step(
     """The cotangent of a site: the amaxes of the operands of which this weight is the first one, and zeros."""
     found = {name: jnp.zeros_like(factor) for name, factor in site.factors.items()}
     for (product, operand), name in low.delayed.items():
-        if name == f"{low.name}.{operand}":
+        # A weight that is gathered as codes has returned its amax where it was quantized.
+        if name == f"{low.name}.{operand}" and operand in amax_by_operand:
             amax = amax_by_operand[operand](low.quantizers[product, operand])
             found[name] = ARRAYS.of_bits(amax).reshape(site.factors[name].shape)
     return Site(seed=None, step=None, microbatch=None, layer=None, factors=found)  # pyright: ignore[reportArgumentType]

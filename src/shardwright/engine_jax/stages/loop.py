@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -19,32 +21,38 @@ import jax.numpy as jnp
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
 from shardwright.core.pipeline.program import StageProgram
-from shardwright.core.schedules.ticks import Turn as PlannedTurn
 from shardwright.engine_jax.experts.moe import MoeCounts
-from shardwright.engine_jax.io.layer_io import Links, Params, Ring, index_of
+from shardwright.engine_jax.io.layer_io import Links, Params, Ring, Site, index_of
 from shardwright.engine_jax.io.redistribute import passed_on
 from shardwright.engine_jax.io.scopes import of_branch, of_component, of_phase, of_tensor
+from shardwright.engine_jax.stages.branches import zeros_of
 from shardwright.engine_jax.stages.ends import (
     EMBEDDING,
+    Ends,
     FromInput,
     embedded,
     from_input,
     loss_at_the_end,
+    low_at_the_end,
     names_at_the_end,
 )
-from shardwright.engine_jax.stages.passes import StackOfStages, Turn, backward_pass, forward_pass, zeros_of
+from shardwright.engine_jax.stages.gathered import kept_gathered, scattered_once
+from shardwright.engine_jax.stages.kept import Live, arrays_to_keep
+from shardwright.engine_jax.stages.passes import StackOfStages, backward_pass, forward_pass
+from shardwright.engine_jax.stages.turns import EndTurns, Turn, no_turn, turns_of, turns_of_ends
 from shardwright.models.parts.architecture import Architecture
 
 Arrays = Mapping[str, jax.Array]
 
 
 class Sums(NamedTuple):
-    """Of a step, on one device: the loss and the gradients, summed over its own tokens; and the counts of the experts, by stack, with
-    the layers of its stages along the leading dim."""
+    """Of a step, on one device: the loss and the gradients, summed over its own tokens; the counts of the experts, by stack, with
+    the layers of its stages along the leading dim; and the amaxes, by the names of delayed scales."""
 
     loss: jax.Array
     by_weight: Params
     counts: Mapping[str, MoeCounts]
+    amaxes: Params
 
 
 class Carry(NamedTuple):
@@ -52,63 +60,86 @@ class Carry(NamedTuple):
 
     received_BLM: jax.Array
     received_cotangent_BLM: jax.Array
-    inputs_SNBLM: jax.Array
+    live: Live
     sums: Sums
 
 
 def sums_of_stages(
-    program: StageProgram, mesh: Mesh, table: ModelTable, links: Links, weights: Params, buffers: Params, batch: Arrays
+    program: StageProgram,
+    mesh: Mesh,
+    table: ModelTable,
+    links: Links,
+    shared: Links | None,
+    weights: Params,
+    buffers: Params,
+    batch: Arrays,
+    site: Site | None = None,
 ) -> Sums:
-    """``links``: of the plan of the program. ``batch``: a device's rows, of each microbatch along the leading dim."""
-    rank = index_of(program.axes)
+    """``links``: of the plan of the program; ``shared``: of that of the ends that all stages share. ``batch``: a device's rows, of each microbatch along the leading dim. ``site``: of the step, with
+    the factors of all of the device's layers; None: no product is quantized."""
+    rank, at_rest = index_of(program.axes), weights
+    weights, links = kept_gathered(weights, links)
     # Masks need collectives of their own, and are those of all stages of a device: they are made once.
     given = jax.lax.map(lambda one: from_input(one, table.architecture, links), batch)
     device = _Device(
         program=program,
         architecture=table.architecture,
         links=links,
+        ends=Ends.of(program, links, shared, rank),
         rank=rank,
         weights=weights,
         buffers=buffers,
         batch=batch,
+        site=site,
         given=given,
         stacks=_stacks(program, table, links, rank),
     )
     ring = Ring.over(mesh, program.axes)
     back = replace(ring, numbers=ring.numbers[::-1])
 
-    def tick(carry: Carry, turns: tuple[Turn, Turn]) -> tuple[Carry, None]:
-        forward, backward = turns
+    def tick(carry: Carry, turns: tuple[Turn, Turn, EndTurns]) -> tuple[Carry, None]:
+        forward, backward, ends = turns
         sums = carry.sums
-        x_BLM = device.stage_input(carry.received_BLM, forward)
-        out = forward_pass(x_BLM, forward, device.given_of(forward), device.params, carry.inputs_SNBLM, device.stacks)
-        # The last stage has both passes of a microbatch in one tick.
-        loss, cotangent_BLM, gradients = device.stage_cotangent(
-            carry.received_cotangent_BLM, out.x_BLM, sums.by_weight, backward
+        x_BLM = device.stage_input(carry.received_BLM, ends.embedding)
+        out = forward_pass(
+            x_BLM,
+            forward,
+            device.given_of(forward),
+            weights,
+            buffers,
+            device.site_of(forward),
+            carry.live,
+            device.stacks,
         )
-        cotangent_BLM, gradients = backward_pass(
+        # The last stage has both passes of a microbatch in one tick.
+        loss, cotangent_BLM, gradients, amaxes = device.stage_cotangent(
+            carry.received_cotangent_BLM, out.x_BLM, (sums.by_weight, sums.amaxes), ends.logits
+        )
+        cotangent_BLM, gradients, amaxes = backward_pass(
             cotangent_BLM,
             backward,
             device.given_of(backward),
             weights,
             buffers,
-            out.inputs_SNBLM,
-            gradients,
+            device.site_of(backward),
+            out.live,
+            (gradients, amaxes),
             device.stacks,
         )
-        gradients = device.into_the_embedding(cotangent_BLM, gradients, backward)
+        gradients = device.into_the_embedding(cotangent_BLM, gradients, ends.embedding_gradient)
         counts = {name: _counted(sums.counts[name], more, forward, program) for name, more in out.counts.items()}
         with of_component("residual"), of_tensor("residual.stream"):
             with of_phase("forward"):
                 received_BLM = passed_on(out.x_BLM, ring)
             with of_phase("backward"):
                 received_cotangent_BLM = passed_on(cotangent_BLM, back)
-        after = Sums(sums.loss + loss, gradients, counts)
-        return Carry(received_BLM, received_cotangent_BLM, out.inputs_SNBLM, after), None
+        after = Sums(sums.loss + loss, gradients, counts, amaxes)
+        return Carry(received_BLM, received_cotangent_BLM, out.live, after), None
 
-    turns = _turns(program.ticks.forward, rank), _turns(program.ticks.backward, rank)
+    forward, backward = (turns_of(planned, rank) for planned in (program.ticks.forward, program.ticks.backward))
+    turns = forward, backward, turns_of_ends(program, rank)
     after, _ = jax.lax.scan(tick, device.before_the_first_tick(), turns)
-    return after.sums
+    return after.sums._replace(by_weight=scattered_once(after.sums.by_weight, at_rest, links))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,10 +149,12 @@ class _Device:
     program: StageProgram
     architecture: Architecture
     links: Links
+    ends: Ends
     rank: jax.Array | int
     weights: Params
     buffers: Params
     batch: Arrays
+    site: Site | None
     given: FromInput
     stacks: Sequence[StackOfStages]
 
@@ -135,74 +168,118 @@ class _Device:
     def given_of(self, turn: Turn) -> FromInput:
         return _of_microbatch(self.given, turn.microbatch)
 
-    def is_first(self, turn: Turn) -> jax.Array:
-        """Whether this device computes the first stage in a turn."""
-        return turn.active & (self.rank == 0) & (turn.chunk == 0)
+    def site_of(self, turn: Turn) -> Site | None:
+        return None if self.site is None else self.site._replace(microbatch=turn.microbatch)
 
-    def is_last(self, turn: Turn) -> jax.Array:
-        return turn.active & (self.rank == self.program.ranks - 1) & (turn.chunk == self.program.virtual - 1)
+    @property
+    def factors(self) -> Params:
+        """Of delayed scales, those of all of the device's layers and of the logits."""
+        return {} if self.site is None else self.site.factors
 
     def stage_input(self, received_BLM: jax.Array, turn: Turn) -> jax.Array:
-        """What the stage before has sent, or in the first stage the embedding."""
+        """What the stage before has sent, or in the first stage the embedding. ``turn``: of the embedding."""
 
-        def embedding(_: jax.Array) -> jax.Array:
+        def embedding(received_BLM: jax.Array) -> jax.Array:
             with of_phase("forward"):
-                return embedded(self.rows_of(turn)["tokens"], self.weights[EMBEDDING], self.links)
+                x_BLM = embedded(self.rows_of(turn)["tokens"], self.weights[EMBEDDING], self.ends.links["E"])
+            return self.ends.where_it_is("E", x_BLM, received_BLM)
 
         with of_branch(self.program.embedding):
-            return jax.lax.cond(self.is_first(turn), embedding, lambda received_BLM: received_BLM, received_BLM)
+            return jax.lax.cond(turn.active, embedding, lambda received_BLM: received_BLM, received_BLM)
 
     def stage_cotangent(
-        self, received_BLM: jax.Array, out_BLM: jax.Array, gradients: Params, turn: Turn
-    ) -> tuple[jax.Array, jax.Array, Params]:
-        """The loss of a microbatch, the cotangent of the stage's output, and the gradients with those of the final norm and the logits
-        added. In the last stage that follows from its output; in all others it is what the stage behind has sent, and 0 is added."""
-        names = names_at_the_end(self.weights)
+        self, received_BLM: jax.Array, out_BLM: jax.Array, before: tuple[Params, Params], turn: Turn
+    ) -> tuple[jax.Array, jax.Array, Params, Params]:
+        """The loss of a microbatch, the cotangent of the stage's output, the gradients with those of the final norm and the logits
+        added, and the amaxes with theirs. In the last stage that follows from its output; in all others it is what the stage behind has
+        sent, and 0 is added. ``before``: gradients and amaxes. ``turn``: of the logits."""
+        gradients, amaxes = before
+        links = self.ends.links["L"]
+        names, low = names_at_the_end(self.weights), low_at_the_end(self.weights, links)
         own = {name: gradients[name] for name in names}
+        largest = {name: amaxes[name] for name in sorted({*low.delayed.values()} if low else ())}
+        site = self.site_of(turn)
 
-        def summed(x_BLM: jax.Array, at_the_end: Params) -> jax.Array:
-            return loss_at_the_end(x_BLM, at_the_end, self.rows_of(turn), self.architecture, self.links)
+        def summed(x_BLM: jax.Array, at_the_end: Params, factors: Params) -> jax.Array:
+            here = None if site is None else site._replace(factors=factors)
+            return loss_at_the_end(x_BLM, at_the_end, self.rows_of(turn), self.architecture, links, here)
 
-        def at_the_end(x_BLM: jax.Array) -> tuple[jax.Array, jax.Array, Params]:
+        def at_the_end(x_BLM: jax.Array) -> tuple[jax.Array, jax.Array, Params, Params]:
+            x_BLM = self.ends.to_all("L", x_BLM, "forward")
             at_rest = {name: self.weights[name] for name in names}
-            loss, (cotangent_BLM, more) = jax.value_and_grad(summed, argnums=(0, 1))(x_BLM, at_rest)
-            return loss, cotangent_BLM, {name: own[name] + more[name] for name in names}
+            factors = {name: self.factors[name] for name in largest}
+            loss, (cotangent_BLM, more, found) = jax.value_and_grad(summed, argnums=(0, 1, 2))(x_BLM, at_rest, factors)
+            of_step = {name: jnp.maximum(largest[name], found[name]) for name in largest}
+            cotangent_BLM = self.ends.where_it_is("L", cotangent_BLM, received_BLM)
+            return loss, cotangent_BLM, {name: own[name] + more[name] for name in names}, of_step
 
-        def before_it(_: jax.Array) -> tuple[jax.Array, jax.Array, Params]:
-            return jnp.zeros((), jnp.float32), received_BLM, own
+        def before_it(_: jax.Array) -> tuple[jax.Array, jax.Array, Params, Params]:
+            return jnp.zeros((), jnp.float32), received_BLM, own, largest
 
         with of_branch(self.program.logits):
-            loss, cotangent_BLM, own = jax.lax.cond(self.is_last(turn), at_the_end, before_it, out_BLM)
-        return loss, cotangent_BLM, {**gradients, **own}
+            loss, cotangent_BLM, own, largest = jax.lax.cond(turn.active, at_the_end, before_it, out_BLM)
+        return loss, cotangent_BLM, {**gradients, **own}, {**amaxes, **largest}
 
     def into_the_embedding(self, cotangent_BLM: jax.Array, gradients: Params, turn: Turn) -> Params:
-        """The gradients, in the first stage with that of the embedding added. ``cotangent_BLM``: of the stage's input."""
+        """The gradients, in the first stage with that of the embedding added. ``cotangent_BLM``: of the stage's input. ``turn``: of the
+        embedding's backward pass."""
+        links = self.ends.links["E"]
 
         def added(total_VM: jax.Array) -> jax.Array:
+            of_output_BLM = self.ends.to_all("E", cotangent_BLM, "backward")
             with of_phase("recompute"):
                 tokens_BL = self.rows_of(turn)["tokens"]
-                _, pull = jax.vjp(lambda at_rest: embedded(tokens_BL, at_rest, self.links), self.weights[EMBEDDING])
-            return total_VM + pull(cotangent_BLM)[0]
+                _, pull = jax.vjp(lambda at_rest: embedded(tokens_BL, at_rest, links), self.weights[EMBEDDING])
+            return total_VM + pull(of_output_BLM)[0]
 
         with of_branch(self.program.embedding):
-            total_VM = jax.lax.cond(self.is_first(turn), added, lambda total_VM: total_VM, gradients[EMBEDDING])
+            total_VM = jax.lax.cond(turn.active, added, lambda total_VM: total_VM, gradients[EMBEDDING])
         return {**gradients, EMBEDDING: total_VM}
 
     def before_the_first_tick(self) -> Carry:
         """Zeros in the place of all that a tick carries."""
         batch, given = _of_microbatch((self.batch, self.given), 0)
+        links = self.ends.links["E"]
         x_BLM = zeros_of(
-            jax.eval_shape(lambda at_rest: embedded(batch["tokens"], at_rest, self.links), self.weights[EMBEDDING])
+            jax.eval_shape(lambda at_rest: embedded(batch["tokens"], at_rest, links), self.weights[EMBEDDING])
         )
         return Carry(
             received_BLM=x_BLM,
             received_cotangent_BLM=x_BLM,
-            inputs_SNBLM=jnp.zeros((self.program.ticks.slots, self.program.layers, *x_BLM.shape), x_BLM.dtype),
+            live=self.no_live(x_BLM, given),
             sums=Sums(
                 loss=jnp.zeros((), jnp.float32),
-                by_weight=jax.tree.map(jnp.zeros_like, dict(self.weights)),
-                counts=_no_counts(x_BLM, given, self.params, self.stacks),
+                by_weight={
+                    name: jnp.zeros_like(one, dtype=self.links.kept.get(name)) for name, one in self.weights.items()
+                },
+                counts=_no_counts(x_BLM, given, self.params, self.site_of(no_turn()), self.stacks),
+                amaxes=jax.tree.map(jnp.zeros_like, dict(self.factors)),
             ),
+        )
+
+    def no_live(self, x_BLM: jax.Array, given: FromInput) -> Live:
+        """Zeros for all slots."""
+        slots = self.program.ticks.slots
+        kept = {
+            one.stack.name: [
+                jnp.zeros((slots, one.most, *each.shape), each.dtype) for each in self.arrays_of(one, x_BLM, given)
+            ]
+            for one in self.stacks
+        }
+        return Live(jnp.zeros((slots, self.program.layers, *x_BLM.shape), x_BLM.dtype), kept)
+
+    def arrays_of(
+        self, one: StackOfStages, x_BLM: jax.Array, given: FromInput
+    ) -> Sequence[jax.Array | jax.ShapeDtypeStruct]:
+        """The arrays that a layer of a stack keeps besides its input."""
+        if not one.keeps_more:
+            return []
+        run, first = one.rows.runs[0], jnp.int32(0)
+        own, frozen = ({name: of[name][0] for name in one.names if name in of} for of in (self.weights, self.buffers))
+        site = one.site_of(self.site_of(no_turn()), run, no_turn(), first)
+        places = one.places(x_BLM, own, frozen, given, run, site)
+        return jax.eval_shape(
+            lambda x_BLM: arrays_to_keep(one.differentiated(x_BLM, own, frozen, given, run, site)[2], places), x_BLM
         )
 
 
@@ -212,12 +289,16 @@ def _of_microbatch(tree: Any, number: jax.Array | int) -> Any:
 
 def _stacks(program: StageProgram, table: ModelTable, links: Links, rank: jax.Array | int) -> Sequence[StackOfStages]:
     stacks = {stack.name: stack for stack in table.architecture.stacks}
+    before = accumulate((stack.num for stack in table.architecture.stacks), initial=0)
+    first_layers = dict(zip(stacks, before, strict=False))
     return [
         StackOfStages(
             stack=stacks[rows.name],
             rows=rows,
             names=table.names_in(rows.name),
             counts_C=jnp.asarray(rows.counts(program.ranks), jnp.int32)[rank],
+            firsts_C=jnp.asarray(rows.firsts(program.ranks), jnp.int32)[rank],
+            first_layer=first_layers[rows.name],
             architecture=table.architecture,
             links=links,
         )
@@ -225,23 +306,15 @@ def _stacks(program: StageProgram, table: ModelTable, links: Links, rank: jax.Ar
     ]
 
 
-def _turns(planned: Sequence[Sequence[PlannedTurn]], rank: jax.Array | int) -> Turn:
-    """The turns of this device, tick after tick along the leading dim."""
-
-    def numbers(of_turn: str, dtype: jnp.dtype) -> jax.Array:
-        return jnp.asarray([[getattr(turn, of_turn) for turn in turns] for turns in planned], dtype)[rank]
-
-    return Turn(numbers("active", jnp.bool_), *(numbers(name, jnp.int32) for name in Turn._fields[1:]))
-
-
 def _no_counts(
-    x_BLM: jax.Array, given: FromInput, params: Params, stacks: Sequence[StackOfStages]
+    x_BLM: jax.Array, given: FromInput, params: Params, site: Site | None, stacks: Sequence[StackOfStages]
 ) -> Mapping[str, MoeCounts]:
     """Zeros for the counts of each stack with experts, with the rows of all of a device's chunks along the leading dim."""
     found = {}
     for one in stacks:
-        at_rest = {name: params[name][0] for name in one.names}
-        _, counts = jax.eval_shape(one.layer, x_BLM, at_rest, given)
+        at_rest, run = {name: params[name][0] for name in one.names}, one.rows.runs[0]
+        here = one.site_of(site, run, no_turn(), jnp.int32(0))
+        _, counts = jax.eval_shape(partial(one.layer, run=run), x_BLM, at_rest, given, site=here)
         if counts is not None:
             rows = one.most * one.counts_C.shape[0]
             found[one.stack.name] = jax.tree.map(

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from shardwright.core.plan.attention_kernels import LocalAttention
 from shardwright.core.plan.plan import Plan, PlannedCollective
-from shardwright.cost.calibration import AttentionSize, Measured, Wanted, collective_size
+from shardwright.cost.calibration import Measured, Wanted, attention_flops, collective_size
 from shardwright.engine_jax.io.mesh import device_mesh
 
 
@@ -55,9 +56,10 @@ def _all(plan: Plan, wanted: Wanted, mesh: jax.sharding.Mesh, sharded: NamedShar
             yield one.kind, collective_size(one), float(one.bytes_per_device), run
 
 
-def _attention(size: AttentionSize, ones: Callable[..., jax.Array]) -> Iterator[Case]:
+def _attention(size: LocalAttention, ones: Callable[..., jax.Array]) -> Iterator[Case]:
     # Values as wide as keys: the products of both widths are counted.
     width = (size.width + size.value_width) // 2
+    flops = attention_flops(size)
     q, k = ones(size.rows, size.queries, size.heads, width), ones(size.rows, size.keys, size.heads, width)
 
     def attended(q_NBLHD: jax.Array, k_NBLHD: jax.Array) -> jax.Array:
@@ -66,9 +68,9 @@ def _attention(size: AttentionSize, ones: Callable[..., jax.Array]) -> Iterator[
     forward = jax.jit(attended)
     both = jax.jit(jax.grad(lambda q, k: attended(q, k).astype(jnp.float32).sum(), argnums=(0, 1)))
     name = f"{size.rows} x {size.queries} x {size.keys} tokens, {size.heads} heads of {width}"
-    yield "attention forward", name, size.flops, partial(forward, q, k)
+    yield "attention forward", name, flops, partial(forward, q, k)
     # A gradient makes the forward pass too: seven products, not five.
-    yield "attention backward", name, 3.5 * size.flops, partial(both, q, k)
+    yield "attention backward", name, 3.5 * flops, partial(both, q, k)
 
 
 def _collective(one: PlannedCollective, mesh: jax.sharding.Mesh, size: int) -> Callable[[], object] | None:

@@ -75,8 +75,10 @@ class JaxEngine:
         step = train_step(self.plan, self._mesh, optimizer_options(self.options), self.options.seed)
         return step.lower(abstract_state(self.plan, self._mesh), abstract_batch(self.plan, self._mesh)).compile()
 
-    def step(self, batch: Batch) -> StepMetrics:
+    def step(self, batch: Batch, before_update: Callable[[], None]) -> StepMetrics:
         assert self._state is not None
+        # The compiled step is given the state itself: nothing of it lasts any longer.
+        before_update()
         assert self._step is not None
         self._state, metrics = self._step(self._state, self._feed.on_devices(batch))
         return StepMetrics(**{name: np.asarray(value).item() for name, value in metrics._asdict().items()})

@@ -18,6 +18,7 @@ from shardwright.core.boxes.boxes import saves
 from shardwright.core.model.optimizer import MASTER
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_jax.io.exchange import ProcessCarrier
+from shardwright.engine_jax.lowering.resting import resting_names
 from shardwright.engine_jax.lowering.updates import own_parts
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
 from shardwright.runs import Reads, Weights
@@ -49,7 +50,8 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
             if saves(spec, plan.mesh, numbers[shard.device]):
                 box = box_of(shard.index, array.shape)
                 for inside, saved in tensor.parts(box):
-                    yield OwnedBox(name=tensor.name, box=saved, array=_copy_of(shard, inside.within(box)))
+                    # A weight that rests as codes is saved as what it is in its dtype: these follow from it.
+                    yield OwnedBox(name=tensor.name, box=saved, array=_copy_of(shard, inside.within(box), tensor.dtype))
     if any(numbers[device] == 0 for device in mesh.local_devices):
         for name, array in state.shared.items():
             yield OwnedBox(name=name, box=Box.whole(array.shape), array=_of_shared(array))
@@ -60,11 +62,11 @@ def delayed_boxes(state: State[jax.Array]) -> Iterator[OwnedBox]:
     for name, array in state.delayed.items():
         for shard in array.addressable_shards:
             box = box_of(shard.index, array.shape)
-            yield OwnedBox(name=name, box=box, array=_copy_of(shard, box.within(box)))
+            yield OwnedBox(name=name, box=box, array=_copy_of(shard, box.within(box), array.dtype))
 
 
-def _copy_of(shard: jax.Shard, part: Box) -> Callable[[], np.ndarray]:
-    return lambda: np.asarray(shard.data)[(*part.slices, ...)]
+def _copy_of(shard: jax.Shard, part: Box, dtype: np.dtype) -> Callable[[], np.ndarray]:
+    return lambda: np.asarray(shard.data)[(*part.slices, ...)].astype(dtype, copy=False)
 
 
 def _of_shared(array: jax.Array) -> Callable[[], np.ndarray]:
@@ -86,9 +88,11 @@ def load_state(checkpoint: Weights, plan: Plan, mesh: Mesh, *, weights_only: boo
         one.name: (one.shape, one.dtype) for one in infos
     }
     checkpoint.expect(wanted, unread=unread)
-    source = _by_all(checkpoint, plan, mesh)
+    source, codes = _by_all(checkpoint, plan, mesh), resting_names(plan)
 
     def read(tensor: Tensor, boxes: Sequence[Box]) -> Sequence[np.ndarray]:
+        if weights_only and tensor.name == tensor.wide and tensor.weight in codes:
+            return [array.astype(tensor.dtype) for array in source.read_boxes(tensor.weight, boxes)]
         if weights_only and tensor.name != tensor.weight:
             return [np.full(box.shape, tensor.first, tensor.dtype) for box in boxes]
         return source.read_boxes(tensor.name, boxes)
@@ -108,7 +112,8 @@ def _with_master_weights(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Sta
     def widened(weights: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
         return {name: part.astype(wide) for name, part in own_parts(plan, mesh, weights).items()}
 
-    return state._replace(kept={**state.kept, MASTER.prefix: jax.jit(widened)(state.weights)})
+    masters = {**state.kept[MASTER.prefix], **jax.jit(widened)(state.weights)}
+    return state._replace(kept={**state.kept, MASTER.prefix: masters})
 
 
 def _by_all(checkpoint: Weights, plan: Plan, mesh: Mesh) -> Reads:

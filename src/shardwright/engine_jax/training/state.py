@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import jax
@@ -15,8 +16,12 @@ from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.optimizer import MASTER
 from shardwright.core.pipeline.program import padded_stacks
 from shardwright.core.plan.plan import Plan
+from shardwright.core.quantization.delayed import DelayedTensor
 from shardwright.core.stages.padded import PaddedStack
+from shardwright.engine_jax.io.layer_io import Resting
+from shardwright.engine_jax.lowering.resting import abstract_resting, resting, resting_names
 from shardwright.engine_jax.lowering.shardings import named_sharding, weight_shardings
+from shardwright.engine_jax.lowering.updates import gathered_parts
 from shardwright.engine_jax.training.named_optimizer import initial
 from shardwright.init import box_values
 from shardwright.training.optimizer import FIRST, SECOND, frozen_names, kept_tensors
@@ -26,7 +31,7 @@ Leaf = TypeVar("Leaf")
 
 
 class State(NamedTuple, Generic[Leaf]):
-    """``weights`` are trained; ``buffers`` are weights without a gradient; ``kept``: what the optimizer keeps for ``weights``, and
+    """``weights`` are trained; ``resting``: in place of those that rest as codes, these; ``buffers`` are weights without a gradient; ``kept``: what the optimizer keeps for ``weights``, and
     their average, by prefix; ``shared``: its other state, and ``delayed``: factors and histories of delayed amaxes, by the names in a
     checkpoint.
 
@@ -40,6 +45,7 @@ class State(NamedTuple, Generic[Leaf]):
     shared: Mapping[str, Leaf]
     step: Leaf
     delayed: Mapping[str, Leaf] = {}
+    resting: Mapping[str, Resting] = {}
 
     @property
     def first(self) -> Mapping[str, Leaf]:
@@ -68,9 +74,14 @@ class Tensor(NamedTuple):
     first: float = 0.0
 
     @property
+    def wide(self) -> str:
+        """The name of the same weight in a wider dtype."""
+        return MASTER.prefix + self.weight
+
+    @property
     def is_of_the_weight(self) -> bool:
         """Whether it has the elements of the weight before the first step: it, or it in a wider dtype."""
-        return bool(self.weight) and self.name in (self.weight, MASTER.prefix + self.weight)
+        return bool(self.weight) and self.name in (self.weight, self.wide)
 
     stages: PaddedStack | None = None
 
@@ -84,7 +95,7 @@ class Tensor(NamedTuple):
 
 def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
     """Every array of a plan's state except the step and what is shared, weights first, by their names in a checkpoint."""
-    shardings = weight_shardings(plan, mesh)
+    shardings, codes = weight_shardings(plan, mesh), resting_names(plan)
     padded = {} if plan.pipeline is None else padded_stacks(plan.request.table, plan.pipeline.choice)
     rows = {
         w.name: Tensor(
@@ -100,6 +111,9 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
         for w in plan.weights
     }
     specs = {w.name: w.stacked_updated for w in plan.weights}
+    # A weight that rests as codes is saved by those who update it.
+    for name in codes:
+        rows[name] = rows[name]._replace(sharding=named_sharding(specs[name], mesh), spec=specs[name])
     kept = [
         rows[one.weight]._replace(
             name=one.name,
@@ -109,12 +123,23 @@ def tensors_of(plan: Plan, mesh: Mesh) -> tuple[Tensor, ...]:
         )
         for one in kept_tensors(plan)
     ]
-    wide = jnp.dtype(jnp.float32)
-    delayed = [
-        Tensor(one.name, "", one.shape, wide, named_sharding(one.spec, mesh), one.spec, one.shape, one.first)
-        for one in plan.delayed_tensors
-    ]
+    delayed = [_delayed(one, padded.get(plan.by_name[one.weight].stack or ""), mesh) for one in plan.delayed_tensors]
     return (*rows.values(), *kept, *delayed)
+
+
+def _delayed(one: DelayedTensor, stages: PaddedStack | None, mesh: Mesh) -> Tensor:
+    """``stages``: where the layers are of a stack, of which only the first ones may be quantized."""
+    return Tensor(
+        one.name,
+        "",
+        one.shape if stages is None else (stages.rows, *one.shape[1:]),
+        jnp.dtype(jnp.float32),
+        named_sharding(one.spec, mesh),
+        one.spec,
+        one.shape,
+        one.first,
+        stages=None if stages is None else stages.of_first(one.shape[0]),
+    )
 
 
 Read = Callable[[Tensor, Sequence[Box]], Sequence[np.ndarray]]
@@ -139,13 +164,33 @@ def make_state(
 
     optimizer = plan.request.optimizer
     starts = shared is None and is_own(optimizer)
-    tensors = tensors_of(plan, mesh)
-    rows = {one.name: place(one) for one in tensors if not (starts and one.name.startswith(OPTIMIZER))}
+    tensors, codes = tensors_of(plan, mesh), resting_names(plan)
+    rows = {
+        one.name: place(one)
+        for one in tensors
+        if one.name not in codes and not (starts and one.name.startswith(OPTIMIZER))
+    }
+    number, at_rest = replicated(np.int32(step), mesh), _resting(plan, mesh, rows)
     if not starts:
         numbers = {name: replicated(value, mesh) for name, value in (shared or {}).items()}
-        return assemble(plan, rows, numbers, replicated(np.int32(step), mesh))
+        return assemble(plan, rows, numbers, number, at_rest)
     made, numbers = _initial(plan, mesh, rows)
-    return assemble(plan, {**rows, **made}, numbers, replicated(np.int32(step), mesh))
+    return assemble(plan, {**rows, **made}, numbers, number, at_rest)
+
+
+def rounded(plan: Plan, masters: Mapping[str, jax.Array]) -> Mapping[str, jax.Array]:
+    """The weights that rest as codes, of what is kept of them in a wider dtype."""
+    return {name: masters[name].astype(jnp.dtype(plan.by_name[name].dtype)) for name in resting_names(plan)}
+
+
+def _resting(plan: Plan, mesh: Mesh, rows: Mapping[str, jax.Array]) -> Mapping[str, Resting]:
+    names = resting_names(plan)
+    if not names:
+        return {}
+    made, places = resting(plan, mesh), jax.tree.map(lambda one: one.sharding, abstract_resting(plan, mesh))
+    masters = {name: rows[MASTER.prefix + name] for name in names}
+    whole = partial(gathered_parts, plan, mesh)
+    return jax.jit(lambda masters: made(whole(rounded(plan, masters))), out_shardings=places)(masters)
 
 
 def _initial(
@@ -154,7 +199,8 @@ def _initial(
     """What an optimizer of optax keeps before the first step, by the names of a checkpoint, and its shared state."""
     optimizer = plan.request.optimizer
     frozen = frozen_names(plan)
-    weights = {w.name: rows[w.name] for w in plan.weights if w.name not in frozen}
+    known = {**rows, **rounded(plan, {name: rows[MASTER.prefix + name] for name in resting_names(plan)})}
+    weights = {w.name: known[w.name] for w in plan.weights if w.name not in frozen}
     places = {one.name: one.sharding for one in tensors_of(plan, mesh) if one.name.startswith(OPTIMIZER)}
     everywhere = NamedSharding(mesh, PartitionSpec())
 
@@ -203,13 +249,19 @@ def abstract_state(plan: Plan, mesh: Mesh) -> State[jax.ShapeDtypeStruct]:
         name: jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=everywhere)
         for name, (shape, dtype) in plan.request.optimizer.shared.items()
     }
-    return assemble(plan, rows, shared, step)
+    return assemble(plan, rows, shared, step, abstract_resting(plan, mesh))
 
 
-def assemble(plan: Plan, rows: Mapping[str, Leaf], shared: Mapping[str, Leaf], step: Leaf) -> State[Leaf]:
-    """A state from its arrays by the names of ``tensors_of``, and the optimizer's shared state."""
+def assemble(
+    plan: Plan,
+    rows: Mapping[str, Leaf],
+    shared: Mapping[str, Leaf],
+    step: Leaf,
+    at_rest: Mapping[str, Resting],
+) -> State[Leaf]:
+    """A state from its arrays by the names of ``tensors_of``, the optimizer's shared state, and what rests as codes."""
     frozen = frozen_names(plan)
-    trained = [w.name for w in plan.weights if w.name not in frozen]
+    trained = [w.name for w in plan.weights if w.name not in frozen and w.name not in at_rest]
     kept: dict[str, dict[str, Leaf]] = {one.prefix: {} for one in plan.request.kept}
     for one in kept_tensors(plan):
         kept[one.prefix][one.weight] = rows[one.name]
@@ -220,12 +272,14 @@ def assemble(plan: Plan, rows: Mapping[str, Leaf], shared: Mapping[str, Leaf], s
         shared=dict(shared),
         step=step,
         delayed={one.name: rows[one.name] for one in plan.delayed_tensors},
+        resting=at_rest,
     )
 
 
 def arrays_of(state: State[Leaf]) -> Mapping[str, Leaf]:
-    """Every array of a state except the step, by the names of ``tensors_of``."""
+    """Every array of a state except the step, by the names of ``tensors_of``; of weights that rest as codes the master weights."""
     return {
+        **{name: state.kept[MASTER.prefix][name] for name in state.resting},
         **state.weights,
         **state.buffers,
         **{prefix + name: array for prefix, kept in state.kept.items() for name, array in kept.items()},

@@ -17,7 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from shardwright.core.model.optimizer import MASTER
 from shardwright.core.pipeline.program import stage_program
+from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.random_bits import words_of
 from shardwright.engine_jax.attention.kernels import backend_of
@@ -27,13 +29,14 @@ from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import Links, Site, WithGradient
 from shardwright.engine_jax.io.mesh import product_device
 from shardwright.engine_jax.lowering.links import links_of
+from shardwright.engine_jax.lowering.resting import resting, resting_specs
 from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec, weight_shardings
 from shardwright.engine_jax.lowering.updates import gathered_parts, gradients_apart, own_parts, reduced
-from shardwright.engine_jax.model.forward import forward, loss_of
+from shardwright.engine_jax.model.forward import at_the_end, loss_of, through_layers
 from shardwright.engine_jax.precision.delayed import factors_of, reduced_amaxes, updated
 from shardwright.engine_jax.stages.loop import sums_of_stages
 from shardwright.engine_jax.training.optimizer import apply_gradients
-from shardwright.engine_jax.training.state import Leaf, State, abstract_state
+from shardwright.engine_jax.training.state import Leaf, State, abstract_state, rounded
 from shardwright.models.parts.ends import BATCH_FIELDS
 from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names
 
@@ -91,17 +94,34 @@ def gradient_function(plan: Plan, mesh: Mesh, seed: int = 0) -> Callable[..., Gr
     weights = {name: sharding.spec for name, sharding in shardings.items() if name not in frozen}
     buffers = {name: shardings[name].spec for name in frozen}
     gradients = {name: partition_spec(plan.by_name[name].stacked_updated) for name in weights}
+    at_rest = {**weights, **resting_specs(plan)}
     replicated = PartitionSpec()
     layers = replicated if plan.pipeline is None else PartitionSpec(plan.pipeline.axes)
     amaxes = {one.name: partition_spec(one.spec) for one in plan.delayed}
     moment = () if plan.request.precision is None else (Moment(replicated, amaxes),)
     return jax.shard_map(
-        _local_gradients(plan, links_of(plan.program or plan, backend_of(mesh), product_device(mesh)), seed),
+        _local_gradients(plan, links_of_step(plan, mesh), seed),
         mesh=mesh,
-        in_specs=(weights, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec), *moment),
+        in_specs=(at_rest, buffers, dict.fromkeys(BATCH_FIELDS, batch_sharding(plan, mesh).spec), *moment),
         out_specs=Gradients(loss=replicated, by_weight=gradients, tokens=replicated, counts=layers, amaxes=amaxes),
         # The plan says what is summed over which axes, so JAX need not infer it.
         check_vma=False,
+    )
+
+
+class StepLinks(NamedTuple):
+    """The links of a step. ``shared``: in stages, of the ends that all of them share."""
+
+    links: Links
+    shared: Links | None
+
+
+def links_of_step(plan: Plan, mesh: Mesh) -> StepLinks:
+    """The links of a plan, in stages of its program, on the devices of a mesh."""
+    backend, device, microbatches = backend_of(mesh), product_device(mesh), plan.request.microbatches
+    return StepLinks(
+        links_of(plan.program or plan, backend, device, microbatches=microbatches),
+        None if plan.ends_plan is None else links_of(plan.ends_plan, backend, device, microbatches=microbatches),
     )
 
 
@@ -115,10 +135,12 @@ class Sums(NamedTuple):
     amaxes: Arrays
 
 
-def _local_gradients(plan: Plan, links: Links, seed: int) -> Callable[..., Gradients[jax.Array]]:
+def _local_gradients(plan: Plan, links: StepLinks, seed: int) -> Callable[..., Gradients[jax.Array]]:
     """The gradients on one device: of its local shards of the weights, summed as the plan says."""
-    sums_of = _of_microbatches(plan, links, seed) if plan.pipeline is None else _of_stages(plan, links)
-    stages = () if plan.pipeline is None else plan.pipeline.axes
+    sums_of = _of_microbatches(plan, links.links, seed) if plan.pipeline is None else _of_stages(plan, links, seed)
+    # Where all stages share the logits, each has the loss of the tokens that its role there gives it.
+    shared = plan.ends_plan is not None and "logits.targets" in plan.ends_plan.by_name
+    stages = () if plan.pipeline is None or shared else plan.pipeline.axes
 
     def gradients(
         weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None = None
@@ -141,31 +163,33 @@ SumsOf = Callable[[Arrays, Arrays, Arrays, Moment[jax.Array] | None], Sums]
 """``f(weights, buffers, batch, moment)``: of a device's own rows."""
 
 
-def _of_stages(plan: Plan, links: Links) -> SumsOf:
+def _of_stages(plan: Plan, links: StepLinks, seed: int) -> SumsOf:
     """In stages. ``links``: of the plan of the program."""
     program = stage_program(plan)
     assert program is not None
 
     def sums(weights: Arrays, buffers: Arrays, batch: Arrays, moment: Moment[jax.Array] | None) -> Sums:
-        assert moment is None
         microbatches = {name: _microbatches(array, plan.request.microbatches) for name, array in batch.items()}
-        found = sums_of_stages(program, plan.mesh, plan.request.table, links, weights, buffers, microbatches)
-        return Sums(found.loss, found.by_weight, found.counts, {})
+        site = None if moment is None else Site(seed=_words(seed), step=moment.step, factors=moment.factors)
+        found = sums_of_stages(program, plan.mesh, plan.request.table, *links, weights, buffers, microbatches, site)
+        return Sums(found.loss, found.by_weight, found.counts, found.amaxes)
 
     return sums
 
 
 def _of_microbatches(plan: Plan, links: Links, seed: int) -> SumsOf:
     """Without stages: all layers, microbatch after microbatch."""
-    request = plan.request
+    request, runs = plan.request, kept_runs(plan.request, plan.mesh, plan.tensors)
 
     def summed_loss(
         weights: Arrays, factors: Arrays, buffers: Arrays, batch: Arrays, site: Site | None
     ) -> tuple[jax.Array, Mapping[str, MoeCounts]]:
         site = None if site is None else site._replace(factors=factors)
         apart = {name: WithGradient(buffers[name], one) for name, one in weights.items() if name in buffers}
-        result = forward({**weights, **buffers, **apart}, batch, request.table, links, remat=request.remat, site=site)
-        return loss_of(result.logits_BLV, batch, links), result.counts
+        params = {**weights, **buffers, **apart}
+        last = through_layers(params, batch, request.table, links, runs=runs, site=site)
+        architecture, ends = request.table.architecture, at_the_end(links, site)
+        return loss_of(last.x_BLM, params, last.tied_VM, batch, architecture, ends), last.counts
 
     # Traced once, though it is called twice with microbatches. Inlined, so that it does not change the program.
     loss_and_gradient = jax.jit(jax.value_and_grad(summed_loss, argnums=(0, 1), has_aux=True), inline=True)
@@ -203,17 +227,21 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0)
 
     ``seed``: of the run, for random numbers of products."""
     gradients_of = gradient_function(plan, mesh, seed)
-    decayed = decayed_names(plan)
+    decayed, codes_of = decayed_names(plan), resting(plan, mesh)
     has_site = plan.request.precision is not None
 
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         moment = (Moment(state.step, factors_of(state.delayed)),) if has_site else ()
-        gradients = gradients_of(state.weights, state.buffers, batch, *moment)
-        parts = state._replace(weights=own_parts(plan, mesh, state.weights))
+        gradients = gradients_of({**state.weights, **state.resting}, state.buffers, batch, *moment)
+        # Of a weight that rests as codes only the dtype is of interest: what is updated is its master weight.
+        narrow = rounded(plan, state.kept.get(MASTER.prefix, {}))
+        parts = state._replace(weights={**own_parts(plan, mesh, state.weights), **narrow})
         after, norm = apply_gradients(
             parts, gradients.by_weight, options, decayed, optimizer=plan.request.optimizer, average=plan.request.average
         )
-        after = after._replace(weights=gathered_parts(plan, mesh, after.weights))
+        whole = gathered_parts(plan, mesh, after.weights)
+        at_rest = codes_of({name: whole[name] for name in narrow})
+        after = after._replace(weights={name: whole[name] for name in state.weights}, resting=at_rest)
         buffers = {name: _updated_bias(plan, name, buffer, gradients.counts) for name, buffer in state.buffers.items()}
         lost = {
             name: sum((jnp.sum(getattr(counts, name)) for counts in gradients.counts.values()), jnp.int32(0))

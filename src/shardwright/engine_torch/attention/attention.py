@@ -14,6 +14,7 @@ import torch
 from shardwright.engine_torch.attention.ring import ring_attention
 from shardwright.engine_torch.attention.scores import AttentionMask, attend
 from shardwright.engine_torch.io.layer_io import AttentionLinks, InUse, Links, LowPrecision
+from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_torch.layers.rotary import Angles, angles, rotate
@@ -54,8 +55,8 @@ def attention(
         out_BTHE = _grouped(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
     else:
         out_BTHE = _latent(x_BLM, weights, architecture, architecture.attention, rotation, mask, links)
-    out_BLHE = links.move("attention.attended", "attention.output", out_BTHE)
-    out_BLM = _projected(out_BLHE.flatten(2), "attention.o", weights, links)
+    out_BLHE = links.move("attention.attended", "attention.output", named(out_BTHE, "attention.attended"))
+    out_BLM = named(_projected(out_BLHE.flatten(2), "attention.o", weights, links), "attention.projected")
     return links.move("attention.projected", "residual.stream", out_BLM)
 
 
@@ -90,6 +91,8 @@ def _grouped(
         _heads(_projected(x_BLM, "attention.k", weights, links, amaxes), form.head_dim), rotation, interleaved
     )
     v_BLKD = _heads(_projected(x_BLM, "attention.v", weights, links, amaxes), form.head_dim)
+    q_BLHD, k_BLKD = named(q_BLHD, "attention.queries"), named(k_BLKD, "attention.keys")
+    v_BLKD = named(v_BLKD, "attention.values")
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
     num_heads, scale = q_BTHD.shape[2], form.head_dim**-0.5
 
@@ -117,14 +120,15 @@ def _latent(
     if form.q_lora is None:
         q_BLHD = _heads(_projected(x_BLM, "attention.q", weights, links, amaxes), form.head_dim)
     else:
-        down_BLQ = _projected(x_BLM, "attention.q_down", weights, links, amaxes)
+        down_BLQ = named(_projected(x_BLM, "attention.q_down", weights, links, amaxes), "attention.query_latent")
         down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
         q_BLHD = _heads(_projected(down_BLQ, "attention.q_up", weights, links), form.head_dim)
     nope_BLHD, rotary_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
     q_BLHD = torch.cat([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], dim=-1)
+    q_BLHD = named(q_BLHD, "attention.queries")
     q_BTHD = links.move("attention.queries", "attention.queries_attended", q_BLHD)
 
-    latent_BLR = _projected(x_BLM, "attention.kv_down", weights, links, amaxes)
+    latent_BLR = named(_projected(x_BLM, "attention.kv_down", weights, links, amaxes), "attention.latent")
     compressed_BLN, key_BLP = latent_BLR.split([form.kv_lora, form.rope_dim], dim=-1)
     compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
@@ -136,7 +140,9 @@ def _latent(
     if links.attention.ring.group is not None:
         return ring_attention(q_BTHD, (latent_BLR,), keys_and_values, mask, scale, links.attention.ring)
     latent_BSR = links.move("attention.latent", "attention.latent_attended", latent_BLR)
-    return attend(q_BTHD, *keys_and_values((latent_BSR,)), mask, scale)
+    k_BSHD, v_BSHE = keys_and_values((latent_BSR,))
+    k_BSHD, v_BSHE = named(k_BSHD, "attention.keys_attended"), named(v_BSHE, "attention.values_attended")
+    return attend(q_BTHD, k_BSHD, v_BSHE, mask, scale)
 
 
 def _keys_and_values(

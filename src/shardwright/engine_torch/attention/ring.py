@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from shardwright.engine_torch.attention.scores import AttentionMask, OnlineSoftmax, accumulate_attention, normalized
 from shardwright.engine_torch.io.layer_io import Peers
+from shardwright.engine_torch.io.recomputation import one_operation
 
 KeysAndValues = Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, torch.Tensor]]
 
@@ -62,6 +63,7 @@ class _PassedOn(torch.autograd.Function):
         return _permuted(cotangents[0], ctx.ring, -1), None
 
 
+@one_operation
 def _permuted(shard: torch.Tensor, ring: Peers, by: int) -> torch.Tensor:
     """The shard of the rank ``by`` places before this one."""
     assert ring.group is not None

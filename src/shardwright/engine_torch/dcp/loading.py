@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.futures import Future
 
 from shardwright.checkpoint import Checkpoint
+from shardwright.checkpoint.format.manifest import PROGRAM
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen, names_of
@@ -25,18 +26,20 @@ from shardwright.engine_torch.dcp.plan import Declared, declared, metadata_of, r
 from shardwright.engine_torch.dcp.saving import step_in
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, tensor_of
+from shardwright.engine_torch.own_program.tied import in_one_place, require_equal, tied_in, unlike
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import alone
-from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, open_program
-from shardwright.runs.own_program.values import decoded
+from shardwright.runs.own_program.store import STATE_DICT, VALUES, open_program
+from shardwright.runs.own_program.values import decoded, without_marks
 from shardwright.storage.url import parsed_place
 
 
 class LoadPlanner(DefaultLoadPlanner):
     """Plans a load of the boxes that each rank really holds. ``load(..., planner=LoadPlanner(), storage_reader=StorageReader(...))``.
 
-    Names, shapes and dtypes must be equal. ``only``: patterns of the flattened names to load (``*`` stands for any text);
-    everything else keeps its values. ``cast``: floating dtypes may differ.
+    Names, shapes and dtypes must be equal; of a tensor that is in the state under several names, as a tied weight, the checkpoint may have any of
+    them. ``only``: patterns of the flattened names to load (``*`` stands for any text); everything else keeps its values.
+    ``cast``: floating dtypes may differ.
     """
 
     def __init__(self, *, only: Sequence[str] | None = None, cast: bool = False) -> None:
@@ -51,19 +54,27 @@ class LoadPlanner(DefaultLoadPlanner):
         if not isinstance(checkpoint, Checkpoint):
             raise InputError("LoadPlanner reads from shardwright.engine_torch.dcp.StorageReader: give load both.")
         names = chosen(self.state_dict, self._only)
-        self._tensors = tensors_in({name: one for name, one in self.state_dict.items() if name in names})
-        values = [name for name in self.state_dict if name in names and name not in self._tensors]
-        wanted = {name: (one.shape, one.dtype_name) for name, one in self._tensors.items()}
+        tensors = tensors_in({name: one for name, one in self.state_dict.items() if name in names})
+        values = [name for name in self.state_dict if name in names and name not in tensors]
+        others = in_one_place(tensors)
+        tied = tied_in(checkpoint, others)
+        self._tensors = {name: one for name, one in tensors.items() if name not in others}
+        read_as = {name: tied.read_as.get(name, name) for name in self._tensors}
+        wanted = {read_as[name]: (one.shape, one.dtype_name) for name, one in self._tensors.items()}
         partial = self._only is not None
-        lines = misfits(checkpoint, wanted, cast=self._cast, partial=partial)
+        repeated = {other: first for other, first in tied.repeated.items() if other != first}
+        lines = misfits(checkpoint, wanted, unread=repeated, cast=self._cast, partial=partial)
+        lines += unlike(checkpoint, repeated)
         lines += value_misfits(self.metadata.planner_data or {}, values, partial=partial)
         require_none(checkpoint, lines, cast=self._cast, partial=partial)
+        for other, first in repeated.items():
+            require_equal(checkpoint, other, replace(tensors[other], name=first), None)
         items = [
             ReadItem(
                 type=LoadItemType.TENSOR,
                 dest_index=MetadataIndex(name, each.box.start),
                 dest_offsets=torch.Size(each.local.start),
-                storage_index=MetadataIndex(name, (0,) * len(each.box.start)),
+                storage_index=MetadataIndex(read_as[name], (0,) * len(each.box.start)),
                 storage_offsets=torch.Size(each.box.start),
                 lengths=torch.Size(each.box.shape),
             )
@@ -71,7 +82,7 @@ class LoadPlanner(DefaultLoadPlanner):
             for each in boxes_of(one)
             if each.box.size
         ]
-        return LoadPlan(items + [_value_item(name) for name in values], planner_data=declared(self._tensors, {}))
+        return LoadPlan(items + [_value_item(name) for name in values], planner_data=declared(tensors, {}))
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
         require_readable([plan.planner_data for plan in global_plan])
@@ -172,7 +183,7 @@ def _saved_values(checkpoint: Checkpoint) -> Mapping[str, Any]:
     """The JSON values of a checkpoint that DCP's calls have saved; none of any other."""
     metadata = checkpoint.point.metadata
     values = metadata.get(VALUES)
-    return values if metadata.get(PROGRAM) == STATE_DICT and isinstance(values, dict) else {}
+    return without_marks(values) if metadata.get(PROGRAM) == STATE_DICT and isinstance(values, dict) else {}
 
 
 def _value_item(name: str) -> ReadItem:

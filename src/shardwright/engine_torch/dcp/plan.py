@@ -25,6 +25,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.shards import Shards, boxes_of, require_one_reading, shards_of, votes_of
+from shardwright.runs.own_program.values import differ
 
 Place = tuple[str, Box]
 """A box of a tensor, by the tensor's name."""
@@ -108,7 +109,7 @@ def values_of(ranks: Sequence[Declared]) -> Mapping[str, Any]:
     for rank, one in enumerate(ranks):
         for name, value in one.values.items():
             before, first = found.setdefault(name, (value, rank))
-            if before != value:
+            if differ(before, value):
                 raise CheckpointError(
                     f"'{name}' is {before!r:.80} on rank {first} and {value!r:.80} on rank {rank}: a checkpoint has one value for "
                     f"all. Give all the same, or a name for each.",

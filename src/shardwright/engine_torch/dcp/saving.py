@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from shardwright.checkpoint import Keep, OwnedBox, Save, commit, join_save, saving, write_part
+from shardwright.checkpoint.format.manifest import PROGRAM
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.dcp.plan import (
@@ -44,8 +45,8 @@ from shardwright.engine_torch.own_program.shards import Shards, boxes_of, raw_of
 from shardwright.runs.own_program.held import HeldShard, digest, read
 from shardwright.runs.own_program.members import alone
 from shardwright.runs.own_program.replicas import refusal
-from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, VALUES, program_point
-from shardwright.runs.own_program.values import encoded
+from shardwright.runs.own_program.store import STATE_DICT, VALUES, program_point
+from shardwright.runs.own_program.values import encoded, with_keys
 from shardwright.storage.url import parsed_place
 
 
@@ -178,7 +179,7 @@ class StorageWriter(storage.StorageWriter):
         assert self._step is not None
         try:
             _require_equal(results)
-            values = {PROGRAM: STATE_DICT, VALUES: metadata.planner_data}
+            values = {PROGRAM: STATE_DICT, VALUES: with_keys(metadata.planner_data)}
             point = program_point(self._step, "state dict", values)
             commit(self._save, point, num_processes=len(results), keep=self._keep)
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shardwright.checkpoint import CheckpointError, OwnedBox, RunPoint, TensorInfo, save_checkpoint
+from shardwright.checkpoint.format.manifest import PROGRAM
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
@@ -30,8 +31,8 @@ from shardwright.runs.own_program.conversion import (
     unseen,
 )
 from shardwright.runs.own_program.entries import PATHS
-from shardwright.runs.own_program.store import PROGRAM, STATE_DICT, TORCH, VALUES, program_point
-from shardwright.runs.own_program.values import Scalar, encoded
+from shardwright.runs.own_program.store import STATE_DICT, TORCH, VALUES, program_point
+from shardwright.runs.own_program.values import Scalar, encoded, with_keys
 from shardwright.storage.url import Place
 
 
@@ -122,7 +123,7 @@ def _job(
     paths = {name: path for name, path in found.paths.items() if name in infos or name in values}
     number = step_of(found.path, step)
     if module is None:
-        flat = {name: encoded(value, f"'{name}'") for name, value in values.items()}
+        flat = with_keys({name: encoded(value, f"'{name}'") for name, value in values.items()})
         kept = {name: list(path) for name, path in paths.items() if path != (name,)}
         point = program_point(number, "state dict", {PROGRAM: STATE_DICT, VALUES: flat, PATHS: kept})
         return _Job(tensors=infos, point=point, form="state dict")

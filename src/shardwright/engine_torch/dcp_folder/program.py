@@ -19,7 +19,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.own_program.moments import named
 from shardwright.runs.own_program.entries import StatePath, nested
-from shardwright.runs.own_program.values import Reference, Scalar, encoded
+from shardwright.runs.own_program.values import Reference, Scalar, encoded, with_keys
 
 NO_PREFIX = "."
 """The prefix of a module whose names have none."""
@@ -82,7 +82,7 @@ def program_of(
                 f"engine_torch.load has no place. Leave it out with --leave-out, or import without --module."
             )
     result: dict[str, Any] = {
-        "module": {str(key): encoded(value, f"'{key}'") for key, value in nested(found.module).items()},
+        "module": with_keys({str(key): encoded(value, f"'{key}'") for key, value in nested(found.module).items()}),
         "own": encoded(nested(found.own), "values"),
     }
     if optimizer is not None:
@@ -171,14 +171,16 @@ def _optimizer(found: _Found, key: str, paths: Mapping[str, StatePath]) -> Any:
         if names:
             groups[names[0]] = {
                 "names": names,
-                "options": {name: encoded(value, f"'{key}', the option '{name}'") for name, value in kept.items()},
+                "options": with_keys(
+                    {name: encoded(value, f"'{key}', the option '{name}'") for name, value in kept.items()}
+                ),
             }
     state = {
-        weight: {name: encoded(value, f"'{key}', '{name}' of '{weight}'") for name, value in kept.items()}
+        weight: with_keys({name: encoded(value, f"'{key}', '{name}' of '{weight}'") for name, value in kept.items()})
         for weight, kept in found.state.items()
     }
     # DCP does not say which optimizer it is.
-    return {"type": None, "groups": groups, "state": state}
+    return {"type": None, "groups": with_keys(groups), "state": with_keys(state)}
 
 
 def _keys(paths: Mapping[str, StatePath]) -> list[str]:

@@ -24,6 +24,7 @@ from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.fsdp_groups import FsdpGroup, component_of
 from shardwright.core.plan.plan import Phase
 from shardwright.engine_torch.dry_run.held import Held
+from shardwright.engine_torch.io.host import TO_HOST
 from shardwright.engine_torch.io.private import group_of
 from shardwright.engine_torch.io.scopes import what_moves
 
@@ -39,14 +40,17 @@ KINDS = {
 UNCOUNTED = ("recv_", "barrier")
 
 OWN = Path(__file__).parents[1]
-BELOW = frozenset({"private", "redistribute", "counting", "held", "dry_run", "scopes"})
+BELOW = frozenset({"private", "redistribute", "counting", "held", "dry_run", "scopes", "recomputation"})
 """Files of the engine that run collectives for others: they are not the source of one."""
 
-LATE = frozenset({"_sum_late", "reduce_amaxes", "reduce_updates", "gather_updates", "sum_tied"})
+LATE = frozenset({"_sum_late", "reduce_amaxes", "reduce_updates", "gather_updates", "sum_tied", "rest_as_codes"})
 """Functions whose collectives are after the last microbatch."""
 
 HALVES = frozenset({"stage_backward_input", "stage_backward_weight", "end_backward"})
 """Functions that run a part of the backward pass without ``Tensor.backward``."""
+
+AGAIN = frozenset({("checkpoint.py", "recompute_fn"), ("recomputation.py", "_run_again")})
+"""Functions that compute a layer again, by their files."""
 
 COMPONENTS = {"exchange": "moe", "moe": "moe", "ring": "attention", "loss": "logits"}
 """The component of the collectives that a file of the engine makes itself."""
@@ -69,7 +73,7 @@ class CountedCollective:
 
 
 class Counting(TorchDispatchMode):
-    """While it is active, it records ``counted``, each distinct collective and how often, and ``held``, the bytes.
+    """While it is active, it records ``counted``, each distinct collective and how often; ``held``, the bytes; and ``on_host``, those put on the host.
 
     ``named``: the component and the weights of a collective, by kind, axes and bytes (``of_weights``).
     """
@@ -79,7 +83,7 @@ class Counting(TorchDispatchMode):
     ) -> None:
         super().__init__()
         self.counted: dict[CountedCollective, int] = {}
-        self.held = Held()
+        self.held, self.on_host = Held(), Held()
         self._mesh, self._named = mesh, named
         self._axes: dict[str, tuple[str, ...]] = {}
 
@@ -92,7 +96,7 @@ class Counting(TorchDispatchMode):
         if func.namespace == "c10d":
             self._count(func._schema.name.split("::")[1], args)
         made = func(*args, **(kwargs or {}))
-        self.held.add(made)
+        (self.on_host if func is TO_HOST else self.held).add(made)
         return made
 
     def _count(self, name: str, arguments: tuple[Any, ...]) -> None:
@@ -183,12 +187,13 @@ class _Where:
         )
         # The input half computes layers again, before it enters their graphs.
         half = "input_gradient" in names
-        backward = in_graph or half or "_send_back" in names
+        backward = in_graph or half or bool({"_send_back", "sum_gradient"} & names)
         return cls(
             file=own[0][0].stem if own else None,
             source=f"{own[0][0].relative_to(OWN.parent).as_posix()}:{own[0][1]}" if own else None,
             backward=backward,
-            again=(backward and any(path.name == "checkpoint.py" for path, _, _ in calls)) or (half and not in_graph),
+            again=(backward and bool(AGAIN & {(path.name, name) for path, name, _ in calls}))
+            or (half and not in_graph),
             sharded=any("_fully_shard" in path.parts for path, _, _ in before),
             late=bool(LATE & names),
         )

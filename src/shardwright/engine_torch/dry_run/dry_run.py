@@ -7,46 +7,38 @@ would do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
-from shardwright.core.planning import make_plan
-from shardwright.engine_torch.dry_run.counting import CountedCollective
+from shardwright.core.planning import make_plan, routed_evenly
 from shardwright.engine_torch.dry_run.imagined import Imagined, evenly, imagined_step
 from shardwright.engine_torch.dry_run.stages import RankRun, run_ranks
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.io.private import imagined_ranks
 from shardwright.engine_torch.model.model import Model
-from shardwright.models.parts.architecture import LatentAttention
 
 MICROBATCHES = 2
 """At most this many are run: the first, and the last one, which sums over replicas. All others are like the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DryRun:
+class DryRun(Imagined):
     """What a rank does in a step: its collectives, and how often each; its bytes at rest, and its peak memory.
 
     ``peak_bytes``: weights, gradients, moments, averages, the batch and all activations, without what an allocator or a
-    kernel needs in addition. ``even``: all experts were assumed to get the same number of rows. ``whole_scores``: attention
-    held the scores of all queries and keys, as PyTorch does on a CPU where value heads and key heads differ in width.
+    kernel needs in addition. ``even``: all experts were assumed to get the same number of rows.
+
+    ``planned_even_bytes``: what the plan has for the same where all experts get the same number of rows, if that is less.
 
     ``ranks``: of a pipeline, all ranks. The collectives are then those of the rank that computes the longest, the bytes those of the
     rank that the plan has for the fullest.
     """
 
-    collectives: tuple[tuple[CountedCollective, int], ...]
-    weights_bytes: int
-    gradients_bytes: int
-    moments_bytes: int
-    average_bytes: int
-    batch_bytes: int
-    peak_bytes: int
     even: bool
-    whole_scores: bool
+    planned_even_bytes: int | None = None
     ranks: Sequence[RankRun] = ()
 
 
@@ -75,16 +67,15 @@ def dry_run(plan: Plan) -> DryRun:
 
 
 def _found(plan: Plan, found: Imagined, ranks: Sequence[RankRun] = ()) -> DryRun:
-    architecture = plan.request.table.architecture
+    architecture, even = plan.request.table.architecture, routed_evenly(plan)
     return DryRun(
-        collectives=found.collectives,
-        weights_bytes=found.weights_bytes,
-        gradients_bytes=found.gradients_bytes,
-        moments_bytes=found.moments_bytes,
-        average_bytes=found.average_bytes,
-        batch_bytes=found.batch_bytes,
-        peak_bytes=found.peak_bytes,
+        **{one.name: getattr(found, one.name) for one in fields(Imagined)},
         even=any(stack.experts for stack in architecture.stacks),
-        whole_scores=isinstance(architecture.attention, LatentAttention),
-        ranks=ranks,
+        planned_even_bytes=None if even is plan else even.memory.total_bytes_per_device,
+        ranks=[_beside_even(one, even) for one in ranks] if even is not plan else ranks,
     )
+
+
+def _beside_even(one: RankRun, even: Plan) -> RankRun:
+    assert even.pipeline is not None
+    return replace(one, planned_even_bytes=even.pipeline.total_bytes(one.rank))

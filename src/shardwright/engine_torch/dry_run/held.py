@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from shardwright.engine_torch.io.private import storage_key
+from shardwright.engine_torch.io.private import global_shapes, storage_key
 
 
 class Held:
@@ -19,17 +19,20 @@ class Held:
     def __init__(self) -> None:
         self.now = self.peak = 0
         self._sizes: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
+        self._for_shapes = False
 
     def add(self, made: Any) -> None:
         """Record the tensors in the result of an operation."""
+        if self._for_shapes:
+            return
         for one in tree_leaves(made):
             if isinstance(one, torch.Tensor):
                 self._note(one.untyped_storage())
 
     @contextmanager
-    def watching_sizes(self) -> Iterator[None]:
-        """Record resized storages too: ``fully_shard`` frees gathered weights by resizing their storage to 0, which is not an
-        operation on tensors."""
+    def watching(self) -> Iterator[None]:
+        """Record what a rank would hold: resized storages too, since ``fully_shard`` frees gathered weights by resizing their storage to 0,
+        which is not an operation on tensors; and nothing that DTensor makes to find a shape."""
         plain = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:
@@ -39,9 +42,18 @@ class Held:
 
         torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            yield
+            with global_shapes(self._shapes_alone):
+                yield
         finally:
             torch.UntypedStorage.resize_ = plain
+
+    @contextmanager
+    def _shapes_alone(self) -> Iterator[None]:
+        self._for_shapes = True
+        try:
+            yield
+        finally:
+            self._for_shapes = False
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key, size = storage_key(storage), storage.nbytes()

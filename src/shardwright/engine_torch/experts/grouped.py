@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from shardwright.core.plan.expert_kernels import has_grouped_mm
 from shardwright.engine_torch.io.layer_io import HowMany, LowPrecision, as_counted
+from shardwright.engine_torch.io.recomputation import named
+from shardwright.engine_torch.layers.mlp import gated
 from shardwright.engine_torch.layers.product import NONE_AGREED
 from shardwright.engine_torch.precision.coded import Coded
 from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
@@ -46,9 +48,9 @@ def grouped_swiglu(
     if gate is not None or up is not None:
         # Both weights have the same input.
         amaxes = input_amaxes(rows_RM.split(how_many(sizes_E, rows_RM.shape[0])), (gate, up))
-    gate_RF = grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many, gate, amaxes)
-    up_RF = grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many, up, amaxes)
-    return grouped_product(functional.silu(gate_RF) * up_RF, matrices.down_EMF, sizes_E, how_many, down)
+    gate_RF = named(grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many, gate, amaxes), "moe.gate")
+    up_RF = named(grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many, up, amaxes), "moe.up")
+    return grouped_product(gated(gate_RF, up_RF), matrices.down_EMF, sizes_E, how_many, down)
 
 
 def grouped_product(

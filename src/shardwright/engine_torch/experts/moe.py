@@ -13,12 +13,20 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from shardwright.engine_torch.experts.exchange import from_experts, gathered, reduce_scattered, routes_of, to_experts
+from shardwright.engine_torch.experts.exchange import (
+    from_experts,
+    gathered,
+    reduce_scattered,
+    routes_of,
+    to_experts,
+    with_quantized_cotangent,
+)
 from shardwright.engine_torch.experts.grouped import Matrices, grouped_swiglu
 from shardwright.engine_torch.experts.routing import route
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.dtypes import kept as kept_in
 from shardwright.engine_torch.io.layer_io import ExpertLinks, InUse, Links, LowPrecision
+from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.io.redistribute import gathered as all_gathered
 from shardwright.models.parts.architecture import Experts
 from shardwright.models.parts.ends import NO_DOCUMENT
@@ -53,6 +61,7 @@ def experts_layer(
     routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
     # In the table's dtype, because they are sent.
     valid_experts_BLK = torch.where(valid_BL[..., None], routing.experts_BLK, experts.num).to(torch.int32)
+    valid_experts_BLK = named(valid_experts_BLK, "router.experts")
 
     x_BTM = links.move("router.input", "router.grouped", x_BLM)
     experts_BTK = links.move("router.experts", "router.grouped_experts", valid_experts_BLK)
@@ -110,11 +119,10 @@ def _expert_outputs(
     B, T, K = kept_experts_BTK.shape
     M, own = x_BTM.shape[-1], matrices.gate_EFM.shape[0]
     x_XM, weights_XK, own_experts_XK = x_BTM.flatten(0, 1), weights_BTK.flatten(0, 1), kept_experts_BTK.flatten(0, 1)
-    group = experts.num
+    group, sent = experts.num, links.sent.in_layer(low)
     if links.ring:
-        x_XM, weights_XK, own_experts_XK = (
-            gathered(array, links.peers) for array in (x_XM, weights_XK, own_experts_XK)
-        )
+        x_XM = gathered(x_XM, links.peers, sent.tokens)
+        weights_XK, own_experts_XK = (gathered(array, links.peers) for array in (weights_XK, own_experts_XK))
         group, first = own, links.peers.index * own
         own_experts_XK = torch.where(
             (own_experts_XK >= first) & (own_experts_XK < first + own), own_experts_XK - first, own
@@ -127,12 +135,16 @@ def _expert_outputs(
     assignment_N = order_N[:num]
     rows_NM = dispatch_rows(x_XM, assignment_N // K)
     if links.ring:
-        y_NM, received = grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many, low), num
+        rows_NM, received = named(rows_NM, "moe.dispatched"), num
+        y_NM = named(grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many, low), "moe.output")
+        y_NM = with_quantized_cotangent(y_NM, sent.cotangents)
     else:
         routes = routes_of(sizes_E, num, links.peers, links.how_many)
-        received_RM = to_experts(rows_NM, routes, links.peers)
-        y_RM = grouped_swiglu(received_RM, matrices, routes.sizes_E, links.how_many, low)
-        y_NM, received = from_experts(y_RM, routes, links.peers), sum(routes.received_D)
+        rows_NM = named(rows_NM, "router.dispatched")
+        received_RM = named(to_experts(rows_NM, routes, links.peers, sent.tokens), "moe.dispatched")
+        y_RM = named(grouped_swiglu(received_RM, matrices, routes.sizes_E, links.how_many, low), "moe.output")
+        y_NM = named(from_experts(y_RM, routes, links.peers, sent.cotangents), "router.returned")
+        received = sum(routes.received_D)
     # Not a matrix product: each token sums a few rows.
     wide = computed("combined", y_NM.dtype)
     weighted_NM = y_NM.to(wide) * weights_XK.flatten()[assignment_N].to(wide)[:, None]

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from shardwright.engine_torch.io.dtypes import computed, kept
+from shardwright.engine_torch.io.recomputation import named
 from shardwright.models.parts.architecture import Experts
 
 
@@ -28,7 +29,7 @@ def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | N
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
     """
     wide = computed("router", x_BLM.dtype)
-    products_BLE = functional.linear(x_BLM.to(wide), kernel_EM.to(wide))
+    products_BLE = named(functional.linear(x_BLM.to(wide), kernel_EM.to(wide)), "router.scores")
     sigmoid = experts.scoring == "sigmoid"
     scores_BLE = products_BLE.sigmoid() if sigmoid else products_BLE.softmax(dim=-1)
     ranked_BLE = scores_BLE.detach()
@@ -40,7 +41,8 @@ def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | N
     weights_BLK = scores_BLE.gather(-1, experts_BLK)
     if experts.normalized:
         weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
-    return Routing(experts_BLK, (weights_BLK * experts.scale).to(kept("router", x_BLM.dtype)))
+    weights_BLK = (weights_BLK * experts.scale).to(kept("router", x_BLM.dtype))
+    return Routing(experts_BLK, named(weights_BLK, "router.chosen"))
 
 
 def top_k(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from shardwright.core.quantization.dispatch import AS_THEY_ARE, SentRows
 from shardwright.core.quantization.elements import Elements
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
@@ -75,7 +76,7 @@ class ExpertLinks:
     all ranks in a ring; otherwise each token is sent to its assigned experts only. ``row`` shards a row of tokens: it is divided
     into ``len(tiles)`` equal chunks over these ranks, and ``tiles[i]`` is the position of the i-th chunk in the text.
     ``capacity``: tokens of a row that one expert takes at most; None: all. ``buffer_rows``: rows of a rank's buffer of tokens;
-    None: as many as it receives. ``how_many``: see ``HowMany``.
+    None: as many as it receives. ``how_many``: see ``HowMany``. ``sent``: how what is sent to experts is quantized.
     """
 
     peers: Peers = ALONE
@@ -85,6 +86,7 @@ class ExpertLinks:
     capacity: int | None = None
     buffer_rows: int | None = None
     how_many: HowMany = as_counted
+    sent: SentRows = AS_THEY_ARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +122,8 @@ class LowPrecision:
     ``same_amax``: operands with an equal key have the same amaxes, which are reduced once; inputs of other weights too.
     ``num_layers``: the weight is quantized in so many first layers of its stack.
     ``delayed``: for operands with a delayed amax, the names of their factors. ``site``: where the product is. ``kernels``: of the
-    products of two quantized operands on this rank; one that is missing is ``float32``.
+    products of two quantized operands on this rank; one that is missing is ``float32``. ``split``: the backward pass is made in
+    halves, of which the first makes the input's gradient and the second the weight's.
     """
 
     quantizers: Mapping[tuple[Product, Operand], Quantizer]
@@ -134,18 +137,21 @@ class LowPrecision:
     site: Site = NO_SITE
     elements: Mapping[tuple[Product, Operand], Elements] = field(default_factory=dict)
     here: Coordinates = _alone
+    split: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
     """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
-    vocabulary that is padded in memory, the number without padding; None where it is not. ``low``: by its name, inside
-    a layer that in the layer, each weight whose products are quantized."""
+    vocabulary that is padded in memory, the number without padding; None where it is not. ``loss_chunks``: a rank's tokens have
+    their logits in this many chunks, one after the other. ``low``: by its name, inside a layer that in the layer, each weight whose
+    products are quantized."""
 
     move: Move
     use: Use
     vocab: Mapping[str, Peers] = field(default_factory=dict)
     entries: int | None = None
+    loss_chunks: int = 1
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks = ExpertLinks()
     low: Mapping[str, LowPrecision] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -40,6 +40,14 @@ def joined(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     return DeviceMesh._concatenate(list(meshes))
 
 
+def changes_of(tensor: torch.Tensor) -> int:
+    """How many changes in place PyTorch has counted of a tensor and its views: all but those through ``.data`` and outside of it.
+
+    Autograd counts them to detect values that a backward pass still needs; a tensor has no public name for the count.
+    """
+    return tensor._version
+
+
 @contextmanager
 def imagined_ranks(count: int, rank: int = 0) -> Iterator[None]:
     """This process as ``rank`` of ``count`` ranks that do not exist: collectives have shapes and groups, and send nothing.
@@ -63,6 +71,25 @@ def without_values() -> AbstractContextManager[object]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+@contextmanager
+def global_shapes(inside: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Have ``inside`` around all that DTensor computes for the sake of shapes: before it runs an operation on shards for the first time in
+    a process, it runs it on tensors of the global shape, without values. No rank holds them, and PyTorch has no public name for it."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    plain = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def propagate(self: ShardingPropagator, op_schema: Any) -> Any:
+        with inside():
+            return plain(self, op_schema)
+
+    ShardingPropagator._propagate_tensor_meta_non_cached = propagate
+    try:
+        yield
+    finally:
+        ShardingPropagator._propagate_tensor_meta_non_cached = plain
+
+
 def group_of(arguments: Iterable[object]) -> dist.ProcessGroup:
     """The process group among an operation's arguments, which PyTorch passes as a ScriptObject."""
     boxed = next(one for one in arguments if isinstance(one, torch.ScriptObject))
@@ -78,6 +105,13 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
 def storage_key(storage: torch.UntypedStorage) -> int:
     """A key that is the same for all views of one storage: the Python objects for it do not last."""
     return storage._cdata
+
+
+def storage_mark(storage: torch.UntypedStorage) -> object:
+    """While it is there, no other storage has the same key. The public weak references are to the Python object, which does not last."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(storage)
 
 
 def sharded_parameters(module: FSDPModule) -> list[torch.nn.Parameter]:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from shardwright.core.plan.movement import ReshardStep
 from shardwright.engine_torch.io.mesh import Peers, Ranks
 from shardwright.engine_torch.io.private import all_gather, reduce_scatter
+from shardwright.engine_torch.io.recomputation import one_operation
 
 
 def redistribute(array: torch.Tensor, steps: Iterable[ReshardStep], names: Sequence[str], ranks: Ranks) -> torch.Tensor:
@@ -38,6 +39,7 @@ def redistribute(array: torch.Tensor, steps: Iterable[ReshardStep], names: Seque
     return array
 
 
+@one_operation
 def summed(array: torch.Tensor, peers: Peers) -> torch.Tensor:
     """The sum over all ranks, on each of them."""
     if peers.group is None:
@@ -47,6 +49,7 @@ def summed(array: torch.Tensor, peers: Peers) -> torch.Tensor:
     return result
 
 
+@one_operation
 def gathered(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
     """The shards of all ranks, concatenated along ``dim``, major first."""
     if peers.group is None:
@@ -57,9 +60,11 @@ def gathered(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
     shard = array.movedim(dim, 0).contiguous()
     out = shard.new_empty((peers.size * shard.shape[0], *shard.shape[1:]))
     all_gather(out, shard, peers.group)
-    return _reordered(out, peers.order, peers).movedim(0, dim)
+    # Every product that reads it would copy it, and keep its copy for the backward pass.
+    return _reordered(out, peers.order, peers).movedim(0, dim).contiguous()
 
 
+@one_operation
 def scattered(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
     """This rank's shard, along ``dim``, of the sum over all ranks."""
     if peers.group is None:
@@ -70,6 +75,7 @@ def scattered(array: torch.Tensor, dim: int, peers: Peers) -> torch.Tensor:
     return out.movedim(0, dim)
 
 
+@one_operation
 def exchanged(array: torch.Tensor, source: int, target: int, peers: Peers) -> torch.Tensor:
     """The array sharded along ``target`` instead of ``source``, by an all-to-all."""
     if peers.group is None:

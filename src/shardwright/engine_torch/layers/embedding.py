@@ -5,11 +5,13 @@ B rows, L tokens, M embed, V vocabulary entries of this rank.
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import torch
 from torch.nn import functional
 
 from shardwright.engine_torch.io.dtypes import computed
-from shardwright.engine_torch.io.layer_io import Links, Params
+from shardwright.engine_torch.io.layer_io import InUse, Links, LowPrecision, Params
 from shardwright.engine_torch.layers.product import weight_product
 
 
@@ -53,15 +55,24 @@ class _Rows(torch.autograd.Function):
         return sums_VM.to(cotangent_BLM.dtype), None
 
 
-def logits(x_BLM: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
-    """The logits, BLV. A model without ``logits.kernel`` has tied embeddings."""
-    x_BLM = links.move("residual.stream", "logits.input", x_BLM)
+class Projection(NamedTuple):
+    """The weight of the logits in use, and how its product with tokens is quantized, if it is."""
+
+    kernel_VM: Any
+    low: LowPrecision | None
+
+
+def projection(params: InUse, links: Links) -> Projection:
+    """The projection to the vocabulary. A model without ``logits.kernel`` has tied embeddings."""
     if "logits.kernel" in params:
-        kernel_VM = links.use("logits.kernel", params["logits.kernel"])
-    else:
-        kernel_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
-    low = links.low.get("logits.kernel" if "logits.kernel" in params else "embedding.tokens")
-    return without_padding(weight_product(x_BLM, kernel_VM, "logits", low), links)
+        return Projection(links.use("logits.kernel", params["logits.kernel"]), links.low.get("logits.kernel"))
+    kernel_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
+    return Projection(kernel_VM, links.low.get("embedding.tokens"))
+
+
+def scores(x_BLM: torch.Tensor, projection: Projection, links: Links) -> torch.Tensor:
+    """The logits, BLV, of the projection's input."""
+    return without_padding(weight_product(x_BLM, projection.kernel_VM, "logits", projection.low), links)
 
 
 def without_padding(logits_BLV: torch.Tensor, links: Links) -> torch.Tensor:

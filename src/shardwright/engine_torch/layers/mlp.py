@@ -5,10 +5,13 @@ B rows, L tokens, M embed, F hidden units of this rank.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.nn import functional
 
 from shardwright.engine_torch.io.layer_io import InUse, Links
+from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.layers.product import NONE_AGREED, weight_product
 from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
 
@@ -22,5 +25,25 @@ def feed_forward(x_BLM: torch.Tensor, weights: InUse, name: str, links: Links) -
     def product(x: torch.Tensor, of: str, amaxes: Amaxes = NONE_AGREED) -> torch.Tensor:
         return weight_product(x, weights[f"{name}.{of}"], low=links.low.get(f"{name}.{of}"), amaxes=amaxes)
 
-    hidden_BLF = functional.silu(product(x_BLM, "gate", amaxes)) * product(x_BLM, "up", amaxes)
-    return links.move(f"{name}.projected", "residual.stream", product(hidden_BLF, "down"))
+    gate_BLF, up_BLF = (named(product(x_BLM, of, amaxes), f"{name}.{of}") for of in ("gate", "up"))
+    hidden_BLF = named(gated(gate_BLF, up_BLF), f"{name}.hidden")
+    projected_BLM = named(product(hidden_BLF, "down"), f"{name}.projected")
+    return links.move(f"{name}.projected", "residual.stream", projected_BLM)
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """``silu(gate) * up``. Only these two are saved for the backward pass: autograd would save ``silu(gate)`` too."""
+    return _Gated.apply(gate, up)  # pyright: ignore[reportReturnType]
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(gate, up)
+        return functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        gate, up = ctx.saved_tensors
+        of_up = cotangents[0] * functional.silu(gate)
+        return torch.ops.aten.silu_backward(cotangents[0] * up, gate), of_up

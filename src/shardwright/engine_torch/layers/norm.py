@@ -1,6 +1,8 @@
-"""RMS normalization (arXiv:1910.07467)."""
+"""RMS normalization."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -8,7 +10,48 @@ from shardwright.engine_torch.io.dtypes import computed, kept
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
-    """``x`` over its root mean square along the last dim, times ``scale``."""
-    wide = x.to(computed("norm", x.dtype))
-    mean_square = wide.square().mean(dim=-1, keepdim=True)
-    return (wide * torch.rsqrt(mean_square + eps) * scale.to(wide.dtype)).to(kept("norm", x.dtype))
+    """``x`` over its root mean square along the last dim, times ``scale``. Besides these two, one number for each token is saved for the
+    backward pass: autograd would save two wide tensors as large as ``x``.
+
+    Two functions, since a split backward pass asks for the gradient of ``scale`` alone, and a function makes all that it has.
+    """
+    normed, factor = _Normed.apply(x, eps)  # pyright: ignore[reportGeneralTypeIssues]
+    return _Scaled.apply(normed, scale, x.detach(), factor)  # pyright: ignore[reportReturnType]
+
+
+class _Normed(torch.autograd.Function):
+    """``x`` over its root mean square, in the dtype that a norm is computed in; and one over that root."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+        wide = x.to(computed("norm", x.dtype))
+        factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, factor)
+        ctx.mark_non_differentiable(factor)
+        return wide * factor, factor
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, factor = ctx.saved_tensors
+        wide, of_normed = x.to(factor.dtype), cotangents[0]
+        of_factor = (of_normed * wide).sum(dim=-1, keepdim=True)
+        of_square = of_factor * (-0.5 * factor.pow(3)) / x.shape[-1]
+        return (of_normed * factor + of_square * (2 * wide)).to(x.dtype), None
+
+
+class _Scaled(torch.autograd.Function):
+    """``normed * scale``, in the dtype of ``x``. ``normed`` is made again of ``x`` and ``factor`` in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, normed: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(scale, x, factor)
+        return (normed * scale.to(normed.dtype)).to(kept("norm", x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        scale, x, factor = ctx.saved_tensors
+        cotangent = cotangents[0].to(factor.dtype)
+        of_scale = (cotangent * (x.to(factor.dtype) * factor)).flatten(0, -2).sum(dim=0)
+        return cotangent * scale.to(factor.dtype), of_scale.to(scale.dtype), None, None

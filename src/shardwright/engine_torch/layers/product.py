@@ -76,3 +76,25 @@ def _wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 @_wide.register_fake
 def _(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], y.shape[-1]), dtype=torch.float32)
+
+
+def add_product(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Add the product of two matrices to a matrix of their dtype or of float32, in place. The product itself is not rounded."""
+    if total.dtype == x.dtype:
+        total.addmm_(x, y)
+    else:
+        _add_wide(total, x, y)
+
+
+@torch.library.custom_op("shardwright::add_wide_product", mutates_args=("total",))
+def _add_wide(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    """As ``_wide``, added to ``total``."""
+    if x.is_cuda:
+        torch.addmm(total, x, y, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(x.float(), y.float())
+
+
+@_add_wide.register_fake
+def _(total: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
+    pass

@@ -18,12 +18,13 @@ from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, componen
 from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.quantization.quantized import Copy, QuantizedWeight, SentArray
-from shardwright.core.recipes.formula import Quantized, Shares, quantize, shared_by
+from shardwright.core.recipes.formula import Quantized, Shares, amax_of, quantize, shared_by
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.engine_torch.io.dtypes import torch_dtype
-from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.io.layer_io import NO_SITE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import all_gather, reduce_scatter
+from shardwright.engine_torch.io.recomputation import sent as in_one
 from shardwright.engine_torch.io.redistribute import redistribute
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.arrays import ARRAYS
@@ -32,18 +33,35 @@ from shardwright.engine_torch.precision.operands import Agreed, Amaxes, agreed_a
 
 
 class CodedGroup:
-    """One group of a layer. ``gathered`` is called where the layer is computed, so that a recomputation gathers again."""
+    """One group of a layer. ``gathered`` is called where the layer is computed, so that a recomputation gathers again.
+
+    ``rests``: between steps a rank has codes in place of the weights; ``resting``: these, by the weights' keys the arrays of each copy.
+    """
 
     def __init__(self, group: FsdpGroup, plan: Plan, low: Mapping[str, LowPrecision], ranks: Ranks) -> None:
         assert group.of_codes, group
         planned = {one.name: one for one in plan.quantized}
         self.group, self.peers, self.mesh = group, ranks.peers(group.axes), ranks.mesh
         self.members = [_Member.of(one, planned[one.weight], low[one.weight], plan, ranks) for one in group.weights]
+        self.rests = any(planned[one.weight].rests for one in group.weights)
+        self.resting: dict[str, Sequence[Sequence[torch.Tensor]]] = {}
 
-    def gathered(self, shards: Mapping[str, torch.Tensor]) -> Mapping[str, Coded]:
-        """The weights of the group by their keys. ``shards``: at rest."""
+    @torch.no_grad()
+    def rest_as_codes(self, key: str, shard: torch.Tensor) -> None:
+        """Keep the copies of a weight as it rests, by its key; ``shard``: the weight at rest, which is not kept."""
+        [member] = [one for one in self.members if one.one.key == key]
+        amaxes: Amaxes = {}
+        found: list[Sequence[torch.Tensor]] = []
+        for number in range(len(member.copies)):
+            with self.moving([member]):
+                arrays, amaxes = member.at_rest(number, shard, amaxes, NO_SITE)
+            found.append(arrays)
+        self.resting[key] = found
+
+    def gathered(self, shards: Mapping[str, torch.Tensor], site: Site) -> Mapping[str, Coded]:
+        """The weights of the group by their keys. ``shards``: at rest, without values where codes rest; ``site``: of their products."""
         own = [shards[member.one.key] for member in self.members]
-        call = _Call(self, own)
+        call = _Call(self, own, site)
         carriers = _WithCarriers.apply(call, *own)
         first, call.first = call.first, {}
         return {
@@ -83,8 +101,8 @@ class CodedGroup:
 class _Call:
     """The gathers of one group in one pass of a layer and in its backward pass. ``first``: until they are handed out."""
 
-    def __init__(self, group: CodedGroup, shards: Sequence[torch.Tensor]) -> None:
-        self.group, self.shards = group, [shard.detach() for shard in shards]
+    def __init__(self, group: CodedGroup, shards: Sequence[torch.Tensor], site: Site) -> None:
+        self.group, self.shards, self.site = group, [shard.detach() for shard in shards], site
         self.amaxes: dict[str, Amaxes] = {}
         self.first: Mapping[str, Gathered] = {}
         self._second: Mapping[str, Gathered] | None = None
@@ -99,8 +117,13 @@ class _Call:
         """All copies of this number of the group, as bytes in one collective."""
         sent: list[tuple[_Member, list[torch.Tensor]]] = []
         for member, shard in zip(self.group.members, self.shards, strict=True):
-            if number < len(member.copies):
-                arrays, self.amaxes[member.one.key] = member.at_rest(number, shard, self.amaxes.get(member.one.key, {}))
+            if number >= len(member.copies):
+                continue
+            if self.group.rests:
+                sent.append((member, list(self.group.resting[member.one.key][number])))
+            else:
+                known = self.amaxes.get(member.one.key, {})
+                arrays, self.amaxes[member.one.key] = member.at_rest(number, shard, known, self.site)
                 sent.append((member, arrays))
         peers = self.group.peers
         moved = [
@@ -110,10 +133,15 @@ class _Call:
             if dim is not None
         ]
         flat = torch.cat([array.view(torch.uint8).flatten() for array in moved])
-        out = flat.new_empty(peers.size * flat.numel())
-        assert peers.group is not None
-        with self.group.moving([member for member, _ in sent]):
+
+        def gathered() -> torch.Tensor:
+            out = flat.new_empty(peers.size * flat.numel())
+            assert peers.group is not None
             all_gather(out, flat, peers.group)
+            return out
+
+        with self.group.moving([member for member, _ in sent]):
+            out = in_one(gathered, always=True)
         parts = iter(out.view(peers.size, -1).split([array.nbytes for array in moved], dim=1))
         found = {}
         for member, arrays in sent:
@@ -145,7 +173,8 @@ class _WithCarriers(torch.autograd.Function):
 
 class _Member(NamedTuple):
     """A weight of a group. ``rows``: of dim 0 on each rank at rest, with padding; ``own_rows``: of this rank. ``inner``: its other
-    dims. ``gathered_rows``: of dim 0 when gathered. ``sizes``: outputs and inputs in use."""
+    dims. ``gathered_rows``: of dim 0 when gathered, and ``first_row``: the first one of them that this rank has at rest.
+    ``sizes``: outputs and inputs in use."""
 
     one: WeightOfLayer
     low: LowPrecision
@@ -156,6 +185,7 @@ class _Member(NamedTuple):
     own_rows: int
     inner: tuple[int, ...]
     gathered_rows: int
+    first_row: int
     sizes: tuple[int, int]
 
     @classmethod
@@ -169,16 +199,18 @@ class _Member(NamedTuple):
             in_use[names[0]] // mesh.size(codes.in_use.axes_of(names[0])) for names in (weight.outputs, weight.inputs)
         ]
         table_weight = plan.request.table.weight(one.weight)
+        own_rows = ceil(rows / mesh.size(one.gathered))
         return cls(
             one=one,
             low=low,
             copies=weight.copies,
             ranks=ranks,
             dtype=torch_dtype(in_use_dtype(table_weight, plan.request.dtype)),
-            rows=ceil(rows / mesh.size(one.gathered)),
+            rows=own_rows,
             own_rows=0 if box is None else box.shape[0],
             inner=tuple(inner),
             gathered_rows=rows,
+            first_row=ranks.peers(one.gathered).index * own_rows,
             sizes=(sizes[0], sizes[1]),
         )
 
@@ -196,7 +228,9 @@ class _Member(NamedTuple):
             return array.contiguous()
         return torch.cat([array, array.new_zeros((rows - array.shape[0], *array.shape[1:]))])
 
-    def at_rest(self, number: int, shard: torch.Tensor, amaxes: Amaxes) -> tuple[list[torch.Tensor], Amaxes]:
+    def at_rest(
+        self, number: int, shard: torch.Tensor, amaxes: Amaxes, site: Site
+    ) -> tuple[list[torch.Tensor], Amaxes]:
         """The arrays of a copy on this rank, in the order of ``Copy.arrays``, and the amaxes that are agreed on now."""
         copy = self.copies[number]
         # The codes are those of a weight that is quantized after it was gathered.
@@ -215,8 +249,25 @@ class _Member(NamedTuple):
         def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
             return amax if agreed is None or of != shared_by(quantizer) else agreed[0].reshape(amax.shape)
 
-        found = quantize(operand, quantizer, ARRAYS, agree=agree)
+        factor = self._factor(place, operand, site)
+        found = quantize(operand, quantizer, ARRAYS, agree=agree, factor=factor)
         return [array for array in found if array is not None], amaxes
+
+    def _factor(self, place: tuple[Product, Operand], operand: torch.Tensor, site: Site) -> torch.Tensor | None:
+        """The factor of a weight with a delayed amax, or those of the experts that this rank has at rest, whose amaxes are raised;
+        None of another one."""
+        name = self.low.delayed.get(place)
+        if name is None:
+            return None
+        own = slice(self.first_row, self.first_row + self.own_rows)
+        if name in site.amaxes:
+            amax, raised = amax_of(operand, self.low.quantizers[place], ARRAYS).flatten(), site.amaxes[name]
+            raised = raised[own] if raised.dim() else raised.view(1)
+            raised.copy_(torch.maximum(raised, amax[: len(raised)]))
+        factor = site.factors[name]
+        if not factor.dim():
+            return factor
+        return torch.cat([factor[own], factor.new_ones(self.rows - len(factor[own]))])
 
     def dims(self, number: int) -> list[int | None]:
         """The dim along which each array of a copy is gathered; None: every rank has all of it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
@@ -46,6 +47,13 @@ class Gathered(nn.Module):
         """The group's weights: gathered while ``forward`` runs, local shards otherwise."""
         return {key: getattr(self, name) for key, name in self._names.items()}
 
+    def hold_no_values(self, keys: AbstractSet[str]) -> None:
+        """Free the memory of those of its weights: what is left of each has its shape and dtype, and gets its gradient."""
+        for key in keys & self._names.keys():
+            weight = getattr(self, self._names[key])
+            one = torch.zeros((), dtype=weight.dtype, device=weight.device)
+            self.register_parameter(self._names[key], nn.Parameter(one.expand(weight.shape)))
+
     def forward(self, *arguments: Any, outer: Callable[[], Params] | None = None) -> Any:
         if self._reduce_dtype is not None:
             for one in self.own().values():
@@ -71,7 +79,7 @@ def build(
     """Modules of the groups, one inside the other in any order; the innermost calls ``compute(weights, *arguments)``.
 
     ``fully_shard`` shards the groups that have axes, but for those of which ``compute`` gathers codes. ``reshard_after_forward``: free gathered weights after the forward pass, and
-    gather them again for the backward pass. ``called``: a module with its own groups that ``compute`` calls.
+    gather them again for the backward pass, but for groups that stay gathered. ``called``: a module with its own groups that ``compute`` calls.
     """
     inside: nn.Module | None = called if groups else Gathered({}, called, compute)
     for group in groups:
@@ -81,7 +89,7 @@ def build(
         sums_apart = tied or first.reduce_dtype != first.dtype
         inside = Gathered(own, inside, compute, torch_dtype(first.reduce_dtype) if sums_apart else None)
         if group.axes and not group.of_codes:
-            _shard(inside, group, ranks, reshard_after_forward=reshard_after_forward)
+            _shard(inside, group, ranks, reshard_after_forward=reshard_after_forward and not group.kept)
     assert isinstance(inside, Gathered)
     if called is not None:
         _join(inside, called)

@@ -21,21 +21,25 @@ from shardwright.core.model.table import Move
 from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import resharding, weight_reshardings
+from shardwright.core.policies.policy import INPUT
 from shardwright.core.quantization.delayed import names_by_place
+from shardwright.core.quantization.dispatch import sent_rows
 from shardwright.core.quantization.elements import elements_of
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLinks, Links, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers, Ranks
+from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.io.redistribute import own_shard, redistribute, zero_padded
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.coded import Coded, carrier_of
 from shardwright.engine_torch.precision.kernels import product_device
 
 
-def links_of(plan: Plan, ranks: Ranks) -> Links:
-    """What the mathematics needs of a plan, on one rank of its mesh."""
+def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool) -> Links:
+    """What the mathematics needs of a plan, on one rank of its mesh. ``microbatches``: of a step, of which the plan of a stage has one;
+    ``split``: the backward pass is made in halves."""
     # The experts move dispatched tokens themselves.
     moves = {
         (move.source, move.target): _Resharding.of(plan, move, ranks)
@@ -54,7 +58,8 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
     }
 
     def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
-        return moves[source, target].reshard(array)
+        moved = moves[source, target].reshard(array)
+        return moved if target == INPUT else named(moved, target)
 
     def use(name: str, weight: Any, component: str | None = None) -> Any:
         return uses[name, component or own[name]].into_use(weight)
@@ -64,9 +69,10 @@ def links_of(plan: Plan, ranks: Ranks) -> Links:
         use=use,
         vocab={component: ranks.peers(axes) for component, axes in by_component.items()},
         entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1] if "logits.scores" in plan.by_name else None,
+        loss_chunks=plan.request.loss_chunks,
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
-        low=_low(plan, ranks),
+        low=_low(plan, ranks, microbatches, split=split),
     )
 
 
@@ -188,7 +194,7 @@ class _WithBackward(torch.autograd.Function):
         return passes.run_backward(cotangents[0]), None
 
 
-def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
+def _low(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool) -> dict[str, LowPrecision]:
     scales, device = plan.delayed, product_device(ranks.device.type)
     return {
         weight.name: LowPrecision(
@@ -199,11 +205,12 @@ def _low(plan: Plan, ranks: Ranks) -> dict[str, LowPrecision]:
             amax_peers={(one.product, one.operand): ranks.peers(one.reduced) for one in weight.operands},
             same_amax={(one.product, one.operand): one.same_amax for one in weight.operands},
             delayed=names_by_place(weight, scales),
-            elements=elements_of(weight, plan.mesh, plan.row_chunks, plan.request.microbatches),
+            elements=elements_of(weight, plan.mesh, plan.row_chunks, microbatches),
             here=ranks.place_over,
             kernels={
                 product: one.name for product, one in weight.kernels_on(device, "torch", plan.request.dtype).items()
             },
+            split=split,
         )
         for weight in plan.quantized
     }
@@ -258,4 +265,5 @@ def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
         capacity=traffic.capacity,
         # Without a given size, PyTorch's buffer has as many rows as the rank receives.
         buffer_rows=None if buffer is None else traffic.buffer_rows(buffer),
+        sent=sent_rows(plan.request.precision),
     )

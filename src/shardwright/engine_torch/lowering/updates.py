@@ -49,6 +49,11 @@ class Updated:
                 total += shard
         return True
 
+    def held(self, key: str) -> torch.Tensor:
+        """The gradient of a weight, scattered and summed over microbatches."""
+        assert self._held is not None, self.keys
+        return self._held[self.keys.index(key)]
+
     def reduced(self, gradients: Shards) -> Shards:
         """The gradients of a step, summed over replicas, each sharded as in its update. ``gradients``: the sums over microbatches, where
         they were not scattered before."""

@@ -14,10 +14,12 @@ from shardwright.engine_torch.attention.attention import attention
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, experts_layer
 from shardwright.engine_torch.io.layer_io import InUse, Links, Site
+from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.layers.mlp import feed_forward
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles
 from shardwright.models.parts.architecture import Architecture, Stack
+from shardwright.models.parts.feed_forward import AFTER_ATTENTION
 
 
 def layer(
@@ -40,7 +42,7 @@ def layer(
     )
     eps = architecture.norm_eps
     normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
-    x_BLM = x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links)
+    x_BLM = named(x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links), AFTER_ATTENTION)
     normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
     if not stack.experts:
         return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -12,19 +13,25 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import place_in_stage
 from shardwright.core.schedules.actions import Action
 from shardwright.core.stages.choice import timetable
-from shardwright.core.stages.gathering import gathering_of
+from shardwright.core.stages.gathering import OF_SHARED_ENDS, gathering_of
 from shardwright.engine_torch.io.layer_io import HowMany, as_counted
 from shardwright.engine_torch.io.mesh import Ranks
+from shardwright.engine_torch.io.recomputation import remembered
 from shardwright.engine_torch.lowering.links import links_of
 from shardwright.engine_torch.lowering.updates import Updated
 from shardwright.engine_torch.model.stage import Batch, Result, Stage
+
+Watching = Callable[[Action], AbstractContextManager[None]]
+
+SHARED = -1
+"""The number, among the stages of a rank, of the ends that all stages share."""
 
 
 class Model:
     """The stages of a rank, by their numbers, and the timetable of its step.
 
-    Without a pipeline there is one stage, number 0. ``weights_on``: the device on which weights are allocated, if not the rank's.
-    ``how_many``: see ``HowMany``. ``only``: some of the stages. ``rank``: in the pipeline. ``table``: that of the step.
+    Without a pipeline there is one stage, number 0. The ends that all stages share are a stage of their own, on all ranks together. ``weights_on``: the device on which weights are allocated, if not the rank's.
+    ``how_many``: see ``HowMany``. ``watching``: what each action is done in, as a dry run says. ``only``: some of the stages. ``rank``: in the pipeline. ``table``: that of the step.
     """
 
     def __init__(
@@ -42,16 +49,24 @@ class Model:
             self.rank, self.table = 0, timetable("1f1b", 1, 1, num)
             plans, gathering = {0: plan}, gathering_of(None, plan.request.remat)
         else:
-            self.rank, self.table = place_in_stage(pipeline, plan.mesh, ranks.rank)[0], pipeline.choice.table
+            choice, shared = pipeline.choice, pipeline.shared
+            self.rank = place_in_stage(pipeline, plan.mesh, ranks.rank)[0]
+            self.table = timetable(
+                choice.schedule, choice.ranks, choice.virtual, num, "" if shared is None else shared.letters
+            )
             numbers = [stage.number for stage in pipeline.of_rank(self.rank) if only is None or stage.number in only]
             plans = {number: plan.stage_plans[number] for number in numbers}
             inside = ranks.beside(pipeline.axes)
             gathering = gathering_of(pipeline.choice.schedule, plan.request.remat)
+        self.watching: Watching = lambda _: nullcontext()
         self.stages: dict[int, Stage] = {}
         for number, own in plans.items():
-            links = links_of(own, inside)
-            links = replace(links, experts=replace(links.experts, how_many=how_many))
+            links = links_of(own, inside, num, split=gathering.split)
+            links = replace(links, experts=replace(links.experts, how_many=_read_once(how_many)))
             self.stages[number] = Stage(own, links, inside, weights_on, gathering)
+        if plan.ends_plan is not None and (only is None or SHARED in only):
+            links = links_of(plan.ends_plan, ranks, num, split=False)
+            self.stages[SHARED] = Stage(plan.ends_plan, links, ranks, weights_on, OF_SHARED_ENDS)
 
     @property
     def actions(self) -> tuple[Action, ...]:
@@ -66,6 +81,16 @@ class Model:
     def __call__(self, batch: Batch) -> Result:
         """``batch``: the rank's local shard of the input's fields, BL. Without a pipeline."""
         return self.only(batch)
+
+    @property
+    def shares_logits(self) -> bool:
+        """Whether all stages make the loss together: each has that of its targets."""
+        return SHARED in self.stages and self.stages[SHARED].has_logits
+
+    @property
+    def by_all(self) -> frozenset[str]:
+        """The keys of the weights of ends that all stages share."""
+        return frozenset(one.key for one in self.stages[SHARED].weights) if SHARED in self.stages else frozenset()
 
     @property
     def weights(self) -> tuple[WeightOfLayer, ...]:
@@ -95,4 +120,9 @@ class Model:
     def to_empty(self, device: torch.device) -> None:
         """Allocate the weights on a device."""
         for stage in self.stages.values():
-            stage.root.to_empty(device=device)
+            stage.to_empty(device)
+
+
+def _read_once(how_many: HowMany) -> HowMany:
+    """Counts that a layer reads from the device in its first run alone."""
+    return lambda counts, total: remembered(lambda: how_many(counts, total))

@@ -13,24 +13,29 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint
 
 from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, update_groups, weights_of
+from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Plan
+from shardwright.core.policies.runs import Run
 from shardwright.core.stages.gathering import EACH_PASS, Gathering
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
 from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
+from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import NO_SITE, InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import no_view, sharded_parameters
-from shardwright.engine_torch.layers.embedding import embed, logits
+from shardwright.engine_torch.io.recomputation import recomputed
+from shardwright.engine_torch.layers.chunked_loss import chunked_cross_entropy
+from shardwright.engine_torch.layers.embedding import embed, projection, scores
 from shardwright.engine_torch.layers.loss import summed_cross_entropy
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles
 from shardwright.engine_torch.lowering.coded import CodedGroup
 from shardwright.engine_torch.lowering.gathering import Gathered, build
-from shardwright.engine_torch.lowering.parameters import empty_parameter
+from shardwright.engine_torch.lowering.parameters import empty_parameter, local_of
 from shardwright.engine_torch.lowering.updates import Updated
 from shardwright.engine_torch.model.forward import layer
 from shardwright.engine_torch.precision.delayed import Kept
@@ -38,13 +43,10 @@ from shardwright.models.parts.architecture import Architecture, Stack
 
 Batch = Mapping[str, torch.Tensor]
 
-PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
-"""Products of tokens and weights, which ``dots`` saves for the backward pass."""
-
 
 class Result(NamedTuple):
     """What a stage computes of a microbatch: the residual stream for the next stage, or, of the last one, the loss summed over a rank's
-    valid tokens and the logits of its tokens; and by stack the experts' counts of each layer."""
+    valid tokens and the logits of its tokens, if all are computed at one time; and by stack the experts' counts of each layer."""
 
     x_BLM: torch.Tensor | None
     loss: torch.Tensor | None
@@ -115,9 +117,9 @@ class Stage:
         self.delayed: dict[str, Kept] = {}
         self.moment = NO_SITE
         table = plan.request.table
+        self._runs = kept_runs(plan.request, plan.mesh, plan.tensors)
         self._architecture: Architecture = table.architecture
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
-        again = plan.request.remat != "none" and not gathering.once
         self._coded: dict[tuple[str | None, int | None], list[CodedGroup]] = {}
         self._layers: dict[str, list[Gathered]] = {}
         for stack in self._architecture.stacks:
@@ -127,7 +129,7 @@ class Stage:
                     self._of_layer(stack, number),
                     parameters,
                     partial(self._layer, stack, number, index),
-                    reshard_after_forward=again,
+                    reshard_after_forward=self._run_of(stack, index).gathers_again and not gathering.once,
                 )
                 for index, number in enumerate(numbers)
             ]
@@ -136,7 +138,44 @@ class Stage:
         self.root = self._built(
             ends, parameters, self._forward, reshard_after_forward=False, called=nn.ModuleList(modules)
         )
-        self.root.to_empty(device=weights_on or ranks.device)
+        self.to_empty(weights_on or ranks.device)
+
+    def to_empty(self, device: torch.device) -> None:
+        """Allocate the weights, without values."""
+        self.root.to_empty(device=device)
+        for module in self._modules():
+            module.hold_no_values(self.resting.keys())
+
+    @property
+    def resting(self) -> dict[str, CodedGroup]:
+        """The groups of the weights that rest as codes, by the weights' keys."""
+        groups = (group for of_layer in self._coded.values() for group in of_layer if group.rests)
+        return {one.key: group for group in groups for one in group.group.weights}
+
+    @torch.no_grad()
+    def rest_as_codes(self, masters: Mapping[str, torch.Tensor]) -> None:
+        """Make the codes that rest, of weights in a wider dtype by key. Where ranks update parts of weights, these are whole for as long as
+        the codes of one group are made, and what does not rest as codes is gathered with them."""
+        dtype, waiting = torch_dtype(self.plan.request.weights_dtype), self.resting
+        weights = {key: local_of(weight).detach() for key, weight in self.parameters().items()}
+        for one in self.updated_to_codes():
+            coded = [key for key in one.keys if key in waiting]
+            # What rests as codes has no memory of its own.
+            made = {key: torch.empty(weights[key].shape, dtype=dtype, device=weights[key].device) for key in coded}
+            whole = {**weights, **made}
+            parts = one.own_parts(whole)
+            for key in coded:
+                parts[key].copy_(masters[key])
+            one.gather(whole)
+            for key in coded:
+                waiting.pop(key).rest_as_codes(key, whole[key])
+        for key, group in waiting.items():
+            group.rest_as_codes(key, masters[key].to(dtype))
+
+    def updated_to_codes(self) -> list[Updated]:
+        """The groups of which some weights rest as codes."""
+        resting = self.resting
+        return [one for one in self.updated if any(key in resting for key in one.keys)]
 
     @property
     def has_embedding(self) -> bool:
@@ -149,6 +188,10 @@ class Stage:
     def __call__(self, batch: Batch, x_BLM: torch.Tensor | None = None) -> Result:
         """``batch``: the rank's local shard of the input's fields, BL; ``x_BLM``: of the residual stream, without the embedding."""
         return self.root(batch, x_BLM)
+
+    def part(self, batch: Batch, x_BLM: torch.Tensor | None, part: Literal["embedding", "logits"]) -> Result:
+        """One end alone."""
+        return self.root(batch, x_BLM, part)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         """Every weight as this rank stores it, by its key. Do not cache the result: the first step replaces the tensors."""
@@ -217,16 +260,16 @@ class Stage:
     def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
         return [one for one in self.weights if one.stack == stack.name and one.layer == number]
 
-    def _with_codes(self, stack: str | None, layer: int | None, params: Params) -> InUse:
-        """The parameters of a layer, or of the ends, with those gathered of which codes are."""
+    def _with_codes(self, stack: str | None, layer: int | None, params: Params, site: Site) -> InUse:
+        """The parameters of a layer, or of the ends, with those gathered of which codes are. ``site``: of the products with them."""
         found: dict[str, Any] = dict(params)
         for group in self._coded.get((stack, layer), ()):
-            found |= group.gathered(params)
+            found |= group.gathered(params, site)
         return found
 
     def _forward(self, own: Params, batch: Batch, x_BLM: torch.Tensor | None, part: Part | None = None) -> Result:
         """The stage, or a part of it."""
-        params = self._with_codes(None, None, own)
+        params = self._with_codes(None, None, own, self._site(own, self.links.low, None))
         counts: dict[str, list[MoeCounts]] = {}
         if self.has_embedding and part in (None, "embedding"):
             x_BLM = embed(batch["tokens"], params, self.links)
@@ -259,9 +302,14 @@ class Stage:
         at_site = replace(
             links, low={name: replace(links.low[name], site=site) for name in params if name in links.low}
         )
-        logits_BLV = logits(rms_norm(x_BLM, final_norm, self._architecture.norm_eps), params, at_site)
+        x_BLM = rms_norm(x_BLM, final_norm, self._architecture.norm_eps)
+        x_BLM = links.move("residual.stream", "logits.input", x_BLM)
         targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
         valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
+        projected = projection(params, at_site)
+        if links.loss_chunks > 1:
+            return Result(None, chunked_cross_entropy(x_BLM, projected, targets_BL, valid_BL, links), None, {})
+        logits_BLV = scores(x_BLM, projected, links)
         loss = summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab["logits"])
         return Result(None, loss, logits_BLV, {})
 
@@ -279,7 +327,7 @@ class Stage:
         site = self._site(names, low, index)
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
-            held = self._with_codes(stack.name, number, own)
+            held = self._with_codes(stack.name, number, own, site)
             weights = {name_of[key]: one for key, one in held.items()}
             return layer(
                 x_BLM,
@@ -294,14 +342,16 @@ class Stage:
                 site,
             )
 
-        match "none" if self.gathering.split else self.plan.request.remat:
-            case "none":
-                return run(x_BLM)
-            case "dots":
-                kept = partial(create_selective_checkpoint_contexts, _saves_products)
-                return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False, context_fn=kept)
-            case _:
-                return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
+        policy = self._run_of(stack, index)
+        if self.gathering.split or policy.keeps_all_it_makes:
+            return run(x_BLM)
+        if policy.keeps_nothing:
+            return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
+        return recomputed(run, policy, x_BLM)
+
+    def _run_of(self, stack: Stack, index: int) -> Run:
+        """What a layer keeps. ``index``: as in ``_layer``."""
+        return next(run for run in self._runs if run.stack == stack.name and index in run.layers)
 
     def _site(self, weights: Iterable[str], low: Mapping[str, LowPrecision], index: int | None) -> Site:
         """The site of the products with some weights: in a layer by its number among the stage's of its stack, or outside of layers."""
@@ -328,8 +378,3 @@ def _own_weights(module: Gathered) -> list[nn.Parameter]:
         found += inside.parameters(recurse=False)
         inside = inside.inside
     return found
-
-
-def _saves_products(_: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    del arguments, options
-    return CheckpointPolicy.MUST_SAVE if operation in PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE

@@ -16,6 +16,9 @@ from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.modules.parts.arguments import refuse
 from shardwright.engine_torch.modules.parts.tensor_parallel import require_one_dim
 
+WINDOWS = {"causal": (None, (-1, -1), (-1, 0)), "no_mask": (None, (-1, -1))}
+"""By mask, the windows that leave all tokens that it leaves."""
+
 
 class DotProductAttention(nn.Module):
     """``softmax(q k^T * softmax_scale) v`` for the heads of a rank; tp shards heads. It has no parameters and sends nothing.
@@ -38,6 +41,7 @@ class DotProductAttention(nn.Module):
         qkv_format: Literal["sbhd", "bshd"] = "sbhd",
         attn_mask_type: Literal["causal", "no_mask"] = "causal",
         softmax_scale: float | None = None,
+        window_size: tuple[int, int] | None = None,
         sequence_parallel: bool = False,
         tp_group: dist.ProcessGroup | None = None,
         tp_size: int = 1,
@@ -51,6 +55,7 @@ class DotProductAttention(nn.Module):
             ("attn_mask_type", attn_mask_type, ("causal", "no_mask")),
             ("attention_dropout", attention_dropout, (0.0,)),
             ("recipe", recipe, (None,)),
+            ("window_size", window_size, WINDOWS.get(attn_mask_type, (None,))),
         ):
             if given not in known:
                 raise InputError(

@@ -13,7 +13,7 @@ from shardwright.core.recipes.recipe import Dim
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
 from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.initial import InitMethod
-from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, exchanged
+from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, exchanged, in_autocast
 
 
 class GroupedLinear(ParallelModule):
@@ -54,7 +54,10 @@ class GroupedLinear(ParallelModule):
             ]
         super().__init__(parameters, **options)
 
-    def forward(self, x: torch.Tensor, m_splits: Sequence[int]) -> torch.Tensor:
+    def forward(
+        self, x: torch.Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None
+    ) -> torch.Tensor:
+        del is_first_microbatch
         splits = [int(number) for number in m_splits]
         if x.dim() != 2 or len(splits) != self.num_gemms or sum(splits) != len(x) or min(splits, default=0) < 0:
             raise InputError(
@@ -63,6 +66,7 @@ class GroupedLinear(ParallelModule):
             )
         peers, mode = self.peers, self.parallel_mode
         self.require_width(x, "weight0", mode, peers)
+        x = in_autocast(x)
         x = exchanged(x, "copied", peers) if mode == "column" else x
         made = [self.multiplied(tokens, f"weight{number}", mode) for number, tokens in enumerate(x.split(splits))]
         y = exchanged(torch.cat(made), "summed", peers) if mode == "row" else torch.cat(made)

@@ -78,7 +78,8 @@ class Linear(ParallelModule):
         if not bias:
             self.register_parameter("bias", None)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+        del is_first_microbatch
         return self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:

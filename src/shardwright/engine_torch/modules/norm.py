@@ -12,6 +12,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.dtypes import computed, kept
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.parts.arguments import require_floats
 from shardwright.engine_torch.modules.parts.initial import ONES, ZEROS, Parameter
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
@@ -46,8 +47,8 @@ class RMSNorm(_Norm):
 
     ``sequence_parallel``: a rank of tp has its own shard of the tokens.
 
-    >>> RMSNorm(4)(torch.full((1, 4), 2.0))
-    tensor([[1.0000, 1.0000, 1.0000, 1.0000]], grad_fn=<MulBackward0>)
+    >>> RMSNorm(4)(torch.full((1, 4), 2.0)).detach()
+    tensor([[1.0000, 1.0000, 1.0000, 1.0000]])
     """
 
     kind = "RMSNorm"
@@ -79,6 +80,7 @@ def normalized(
     module: ParallelModule, x: torch.Tensor, prefix: str, kind: Normalization, eps: float, *, zero_centered: bool
 ) -> torch.Tensor:
     """``x`` normalized with the parameters of a module whose names begin with ``prefix``; in the dtype of ``x``."""
+    require_floats(x, module.label)
     wide = computed("norm", x.dtype)
     weight = module.weight_in_use(f"{prefix}weight", wide)
     if x.shape[-1] != len(weight):

@@ -74,7 +74,8 @@ class LayerNormLinear(ParallelModule):
         parameters += linear_parameters("", in_features, out_features, parallel_mode, init_method, bias=bias)
         super().__init__(parameters, **options)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+        del is_first_microbatch
         x = normalized(self, x, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
         return self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
 
@@ -129,7 +130,8 @@ class LayerNormMLP(ParallelModule):
         """What the names of the first layers' parameters begin with; that of the gate last."""
         return ("fc1_", "fc1_gate_") if ACTIVATIONS[self.activation][1] else ("fc1_",)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+        del is_first_microbatch
         x = normalized(self, x, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
         into, out = self.modes
         activation = ACTIVATIONS[self.activation][0]

@@ -24,13 +24,20 @@ from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.private import no_view
 from shardwright.engine_torch.layers.product import weight_product
-from shardwright.engine_torch.modules.parts.arguments import refuse
+from shardwright.engine_torch.modules.parts.arguments import (
+    refuse,
+    require_floats,
+    require_positive,
+    require_sizes,
+    require_wide,
+)
 from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
 from shardwright.engine_torch.modules.parts.initial import Parameter, fill, local_box, new_seed
-from shardwright.engine_torch.modules.parts.precision import low_precision, recipe_of, require_units
+from shardwright.engine_torch.modules.parts.precision import low_precision, recipe_of, require_units, with_kernels
 from shardwright.engine_torch.modules.parts.tensor_parallel import (
     Mode,
     entered,
+    in_autocast,
     in_use,
     left,
     lies_on,
@@ -80,17 +87,17 @@ class ParallelModule(nn.Module):
         self.label = f"{type(self).__name__}" + (f" '{name}'" if name else "")
         self.recipe = recipe_of(recipe)
         self.sequence_parallel = sequence_parallel
-        self.tp_size = _positive(self.label, "tp_size", tp_size)
+        self.tp_size = require_positive(self.label, "tp_size", tp_size)
         self.specs: Mapping[str, Parameter] = {one.name: one for one in parameters}
         self.seed = new_seed()
-        self.tp_group, self.tp_mesh, self.weight_mesh = tp_group, None, None
-        self.amax_group = amax_group
-        dtype = params_dtype or torch.get_default_dtype()
+        self.tp_group, self.tp_mesh, self.weight_mesh, self.amax_group = tp_group, None, None, amax_group
+        dtype = require_wide(params_dtype or torch.get_default_dtype(), self.label)
         self.device = torch.get_default_device() if device is None else torch.device(device)
         if tp_group is not None and tp_mesh is None:
             tp_mesh = mesh_of(tp_group, self.tp_size, self.device, self.label)
         of_all = self.tp_size == 1
         for one in parameters:
+            require_sizes(one, self.label)
             self._require_divided(one, self.tp_size)
             shape = one.shape if of_all else local_box(one, self.tp_size, 0).shape
             tensor = torch.empty(shape, dtype=dtype, device=self.device if of_all else "meta")
@@ -202,7 +209,7 @@ class ParallelModule(nn.Module):
         """The input of a linear layer, as the local weight ``name`` needs it."""
         peers = self.peers
         self.require_width(x, name, mode, peers)
-        return entered(x, mode, sequence_parallel=self.sequence_parallel, peers=peers)
+        return entered(in_autocast(x), mode, sequence_parallel=self.sequence_parallel, peers=peers)
 
     def product_of_entered(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
         """As ``product``, of an input after ``entered``, which several weights may share."""
@@ -218,7 +225,7 @@ class ParallelModule(nn.Module):
         weight = self.weight_in_use(name, x.dtype)
         if self.delayed is not None and self._has_amaxes:
             self.delayed.notice_missing_end(name, weight)
-        y = weight_product(x, weight, low=self._low(name, mode))
+        y = weight_product(x, weight, low=with_kernels(self._low(name, mode), x))
         return y if self.recipe is None else no_view(y)
 
     def delayed_peers(self) -> Mapping[tuple[str, Operand], Peers]:
@@ -368,6 +375,7 @@ class ParallelModule(nn.Module):
             require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
 
     def require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
+        require_floats(x, self.label)
         need = self.specs[name].shape[-1] // (peers.size if mode == "row" else 1)
         if x.dim() < 2 or x.shape[-1] != need:
             of = f", the {need} of a rank of tp {peers.size}" if mode == "row" and peers.size > 1 else ""
@@ -390,9 +398,3 @@ class ParallelModule(nn.Module):
             "seed": str(self.seed),
         }
         require_equal(mesh, mine, self.label)
-
-
-def _positive(label: str, name: str, number: object) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-        raise InputError(f"{label}: {name} is {number!r}; it must be a whole number from 1.")
-    return number

@@ -9,4 +9,5 @@ recipes.py     the recipe of a module with delayed amaxes, as a buffer
 naming.py      a module's tensors and weight averages by their names in a checkpoint
 moments.py     an optimizer's state by the names of its parameters
 store.py       save and load
+waiting.py     steps of an optimizer that wait for a save
 """

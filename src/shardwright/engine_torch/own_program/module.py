@@ -282,7 +282,9 @@ def _shard(unit: Unit, own: set[nn.Parameter], plan: Plan, ranks: Ranks, divisor
     sharded = fully_shard(
         unit.module,
         mesh=mesh,
-        reshard_after_forward=bool(unit.name) and plan.request.remat != "none",
+        reshard_after_forward=bool(unit.name)
+        and plan.request.remat != "none"
+        and not plan.request.layout.keeps_gathered(unit.axes.gathered),
         mp_policy=MixedPrecisionPolicy(
             param_dtype=torch_dtype(computed) if computed != stored else None, reduce_dtype=torch_dtype(stored)
         ),

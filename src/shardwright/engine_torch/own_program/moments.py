@@ -18,7 +18,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.own_program.naming import Named
 from shardwright.engine_torch.own_program.shards import Shards, shards_of
-from shardwright.runs.own_program.values import Reference, Scalar, encoded
+from shardwright.runs.own_program.values import Reference, Scalar, encoded, with_keys
 
 OPTIMIZER = "optimizer."
 OPTIONS = "optimizer.options"
@@ -57,13 +57,17 @@ def moments_of(optimizer: torch.optim.Optimizer, module: Named) -> Moments:
         if names:
             groups[names[0]] = {
                 "names": names,
-                "options": {key: encoded(_scalar(value), f"{OPTIONS} '{key}'") for key, value in options.items()},
+                "options": with_keys(
+                    {key: encoded(_scalar(value), f"{OPTIONS} '{key}'") for key, value in options.items()}
+                ),
             }
         for parameter, name in zip(group["params"], names, strict=True):
             kept = optimizer.state.get(parameter, {})
             if kept:
-                state[name] = {key: _saved(named(key, name), value, parameter, tensors) for key, value in kept.items()}
-    return Moments(tensors=tuple(tensors), values={"type": type(optimizer).__name__, "groups": groups, "state": state})
+                found = {key: _saved(named(key, name), value, parameter, tensors) for key, value in kept.items()}
+                state[name] = with_keys(found)
+    values = {"type": type(optimizer).__name__, "groups": with_keys(groups), "state": with_keys(state)}
+    return Moments(tensors=tuple(tensors), values=values)
 
 
 def new_moments(
@@ -97,7 +101,11 @@ def new_moments(
             if not _is_wanted(name, values, wanted, partial=partial):
                 continue
             if name not in known:
-                raise CheckpointError(f"the checkpoint has no optimizer's state of '{name}'.", code="SW504")
+                raise CheckpointError(
+                    f"the checkpoint has no optimizer's state of '{name}'. With only=['*'] such a parameter keeps the state that it "
+                    f"has, and the others get theirs.",
+                    code="SW504",
+                )
             kept = values["state"].get(name, {})
             states[parameter] = {key: _loaded(value, parameter, group, infos, tensors) for key, value in kept.items()}
         if wanted(OPTIONS) and names:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from shardwright.core.findings.errors import InputError
@@ -39,8 +40,14 @@ class Named:
 
 
 def named_in(module: nn.Module) -> Named:
-    """The weights, buffers and extra state of a module. Raises InputError for what is neither a tensor nor a JSON value."""
-    return _named(module.state_dict(keep_vars=True), "")
+    """The weights, buffers and extra state of a module. Raises InputError for what is no module, and for what is neither a tensor nor a
+    JSON value in one."""
+    if not isinstance(module, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        fix = " and not its state_dict()" if isinstance(module, Mapping) else ""
+        raise InputError(
+            f"module: needed an nn.Module, found {type(module).__qualname__}: give the module itself{fix}."
+        )
+    return _named(module.state_dict(keep_vars=True), "", _copies(module))
 
 
 def named_averages(averages: nn.Module | Mapping[str, torch.Tensor] | None) -> Named:
@@ -49,10 +56,19 @@ def named_averages(averages: nn.Module | Mapping[str, torch.Tensor] | None) -> N
         return _named({}, AVERAGE)
     if not isinstance(averages, nn.Module):
         return _named(averages, AVERAGE)
-    values = averages.state_dict(keep_vars=True)
-    if isinstance(averages, AveragedModel):
-        values = {name.removeprefix("module."): one for name, one in values.items()}
-    return _named(values, AVERAGE)
+    of_average = ("module.",) if isinstance(averages, AveragedModel) else ()
+    return _named(averages.state_dict(keep_vars=True), AVERAGE, (*_copies(averages), *of_average))
+
+
+def _copies(module: nn.Module) -> tuple[str, ...]:
+    """What the names in a module begin with inside of each ``DistributedDataParallel`` and ``DataParallel``, from the inside out: their
+    ``module.`` is no part of a name, so that a module loads what its copies have saved."""
+    found = [
+        f"{name}.module." if name else "module."
+        for name, one in module.named_modules()
+        if isinstance(one, DistributedDataParallel | nn.DataParallel)
+    ]
+    return tuple(sorted(found, key=len, reverse=True))
 
 
 def plain_name(name: str) -> str:
@@ -65,14 +81,18 @@ def plain_name(name: str) -> str:
     return name
 
 
-def _named(found: Mapping[str, Any], prefix: str) -> Named:
+def _named(found: Mapping[str, Any], prefix: str, wrappers: Sequence[str] = ()) -> Named:
     tensors: dict[str, torch.Tensor] = {}
     tied: dict[str, str] = {}
     values: dict[str, Any] = {}
     keys: dict[str, str] = {}
     ids: dict[int, str] = {}
     for key, value in found.items():
-        name = prefix + plain_name(key)
+        name = key
+        for wrapper in wrappers:
+            if name.startswith(wrapper):
+                name = wrapper.removesuffix("module.") + name.removeprefix(wrapper)
+        name = prefix + plain_name(name)
         if name in keys:
             raise InputError(f"'{keys[name]}' and '{key}' would both be called '{name}'.")
         keys[name] = key

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -18,18 +19,20 @@ from torch.distributed.tensor import Replicate as TorchReplicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from shardwright.checkpoint import TensorInfo
+from shardwright.checkpoint import CheckpointError, TensorInfo
+from shardwright.checkpoint.writing.data_file import Lasts
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.held import Fit, LocalBox, Reading, agreed, fit
 from shardwright.core.boxes.placements import Placement, Replicate, Shard, StridedShard
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.io.host import bits_of, copied_bits, now_on
+from shardwright.engine_torch.io.private import changes_of
 from shardwright.runs import Reads
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
 from shardwright.runs.own_program.members import Members
 
-SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009
 """What every tensor has whose elements are its memory."""
 
@@ -38,7 +41,8 @@ PLAIN = getattr(torch.Tensor, "__torch_dispatch__")  # noqa: B009
 class Shards:
     """A tensor of the program as this rank holds it. ``local``: its elements here; ``fit``: what its placements can mean.
 
-    ``fit`` is None for a rank that is not in the tensor's mesh.
+    ``fit`` is None for a rank that is not in the tensor's mesh. ``changes``: counts changes in place: of a DTensor, PyTorch counts on the DTensor those
+    that are made through it, and on its shard the others.
     """
 
     name: str
@@ -47,6 +51,7 @@ class Shards:
     spec: str
     local: torch.Tensor
     fit: Fit | None
+    changes: Callable[[], int]
 
     @property
     def dtype_name(self) -> str:
@@ -67,11 +72,21 @@ def shards_of(name: str, tensor: torch.Tensor, like: DTensor | None = None) -> S
     detached = tensor.detach()
     local = detached.to_local() if isinstance(detached, DTensor) else detached
     _require_elements(name, tensor, local)
+
+    def changes() -> int:
+        return changes_of(tensor) + changes_of(local)
+
     if placed is None:
         shape = tuple(tensor.shape)
         rows = tuple(((0, size),) if size else () for size in shape)
         return Shards(
-            name=name, shape=shape, dtype=tensor.dtype, spec="", local=local, fit=Fit(nested=rows, placed=rows)
+            name=name,
+            shape=shape,
+            dtype=tensor.dtype,
+            spec="",
+            local=local,
+            fit=Fit(nested=rows, placed=rows),
+            changes=changes,
         )
     shape, mesh = tuple(placed.shape), placed.device_mesh
     here = mesh.get_coordinate()
@@ -85,7 +100,7 @@ def shards_of(name: str, tensor: torch.Tensor, like: DTensor | None = None) -> S
                 f"'{name}': this rank holds {tuple(local.shape)}, and no shard of {shape} under {spec} has that shape. Where "
                 f"the DTensor was made by from_local, give it the shape and the stride of the unsharded tensor."
             )
-    return Shards(name=name, shape=shape, dtype=tensor.dtype, spec=spec, local=local, fit=found)
+    return Shards(name=name, shape=shape, dtype=tensor.dtype, spec=spec, local=local, fit=found, changes=changes)
 
 
 def readings(shards: Sequence[Shards], members: Members) -> Mapping[str, Reading]:
@@ -119,11 +134,26 @@ def boxes_of(one: Shards, reading: Reading | None = None) -> tuple[LocalBox, ...
     return one.fit.boxes(reading if one.fit.ambiguous else None)
 
 
-def held(one: Shards, reading: Reading | None = None) -> HeldTensor:
-    """The tensor for a save. Elements are copied to the host when they are read."""
+def held(one: Shards, reading: Reading | None = None, lasts: Lasts = "now") -> HeldTensor:
+    """The tensor for a save. Elements are copied to the host when they are read. ``lasts``: as of ``OwnedBox``."""
+    now = now_on(one.local.device)
+    before = one.changes() if lasts == "until the update" else None
+
+    def copy(place: Box, earlier: np.ndarray | None) -> np.ndarray:
+        found = copied_bits(lambda: one.local[place.slices], now, earlier)
+        if before is not None and one.changes() != before:
+            raise CheckpointError(
+                f"'{one.name}' was changed while it was copied, so this step cannot be saved. Saver(overlap=True) is for "
+                f"parameters that change only in the step of the optimizer that it is given: before any other change, call wait_copied()."
+            )
+        return found
+
     return HeldTensor(
         info=TensorInfo(name=one.name, shape=one.shape, dtype=one.dtype_name, spec=one.spec),
-        shards=tuple(HeldShard(each.box, _reader(one.local, each.local)) for each in boxes_of(one, reading)),
+        shards=tuple(
+            HeldShard(each.box, _reader(one.local, each.local), lasts, partial(copy, each.local))
+            for each in boxes_of(one, reading)
+        ),
     )
 
 
@@ -155,9 +185,8 @@ def tensor_of(raw: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 
 def raw_of(tensor: torch.Tensor) -> np.ndarray:
-    """The elements of a tensor as opaque bytes on the host, which NumPy accepts for every dtype."""
-    host = tensor.detach().cpu().contiguous()
-    return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
+    """``bits_of`` a tensor, row by row."""
+    return bits_of(tensor.detach().cpu().contiguous())
 
 
 def _reader(local: torch.Tensor, place: Box) -> Callable[[], np.ndarray]:

@@ -30,14 +30,15 @@ from shardwright.engine_torch.own_program.shards import (
     require_memory,
     shards_of,
 )
-from shardwright.engine_torch.own_program.tied import require_equal, tied_in, unlike
+from shardwright.engine_torch.own_program.tied import require_equal, tied_in, unlike, with_tied
+from shardwright.engine_torch.own_program.waiting import BeforeSteps
 from shardwright.runs import Reads
 from shardwright.runs.own_program.background import BackgroundSaves
 from shardwright.runs.own_program.entries import TIED
 from shardwright.runs.own_program.fitting import misfits, require_none, value_misfits
 from shardwright.runs.own_program.members import Members, alone, connected
 from shardwright.runs.own_program.store import TORCH, ProgramState, open_program, save_program, values_of
-from shardwright.runs.own_program.values import Reference, encoded
+from shardwright.runs.own_program.values import Reference, encoded, mapping, with_keys
 from shardwright.storage.url import Place
 
 MOST_RANKS = 512
@@ -106,10 +107,23 @@ class Saver(BackgroundSaves):
 
     Each rank copies the boxes that it writes to host memory, and a thread writes the copy. ``folder``, ``keep`` and ``group``: as for
     ``save``. Every rank makes one and calls its methods, as it calls ``save``.
+
+    ``overlap=True``: for a program whose parameters, and what the optimizer keeps for them, change in the optimizer's step only. They are copied
+    during the next forward and backward pass, and the step of the optimizer that was saved first waits for what is left. Before any
+    other change the program calls ``wait_copied``. Buffers, parameters without gradients and averages are copied at once.
     """
 
-    def __init__(self, folder: Place | str, *, keep: Keep = None, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        folder: Place | str,
+        *,
+        keep: Keep = None,
+        group: dist.ProcessGroup | None = None,
+        overlap: bool = False,
+    ) -> None:
         super().__init__(folder, members_of(group), keep=keep)
+        self._overlap = overlap
+        self._waits: BeforeSteps | None = None
 
     def save(
         self,
@@ -123,11 +137,15 @@ class Saver(BackgroundSaves):
     ) -> Place:
         """Begin to save the checkpoint of a step, and return the directory that it will have. Arguments are those of ``save``.
 
-        Returns when the state is copied: the next step may change it. Waits for the save before, if that is not complete.
+        Returns when the state is copied, or, with ``overlap=True``, what of it may change before the optimizer's step. Waits for the save before,
+        if that is not complete.
 
         Raises as the function ``save`` does, and CheckpointError for a save before that failed.
         """
-        return self.save_state(state_of(module, optimizer, averages, values, self._members), step, metrics)
+        if self._overlap and optimizer is not None and (self._waits is None or not self._waits.of(optimizer)):
+            self._waits = BeforeSteps(optimizer, self._saver)
+        state = state_of(module, optimizer, averages, values, self._members, overlap=self._overlap)
+        return self.save_state(state, step, metrics)
 
 
 def state_of(
@@ -136,27 +154,37 @@ def state_of(
     averages: Averages | None,
     values: Mapping[str, Any] | None,
     members: Members,
+    *,
+    overlap: bool = False,
 ) -> ProgramState:
-    """What this rank holds of a program's state. Raises in all ranks as ``save`` does."""
+    """What this rank holds of a program's state. ``overlap``: as of ``Saver``. Raises in all ranks as ``save`` does."""
+    updated: set[str] = set()
 
     def state() -> tuple[list[Shards], Mapping[str, Any]]:
         named, average = named_in(module), named_averages(averages)
         tensors = [shards_of(name, one) for each in (named, average) for name, one in each.tensors.items()]
         found: dict[str, Any] = {
-            "module": {**named.values, **average.values},
-            TIED: {**named.tied, **average.tied},
-            "own": encoded(dict(values or {}), "values"),
+            "module": with_keys({**named.values, **average.values}),
+            TIED: with_keys({**named.tied, **average.tied}),
+            "own": encoded(mapping(values), "values"),
         }
+        updated.update(
+            name for name, one in named.tensors.items() if isinstance(one, nn.Parameter) and one.requires_grad
+        )
         if optimizer is not None:
             moments = moments_of(optimizer, named)
             tensors += moments.tensors
+            updated.update(one.name for one in moments.tensors)
             found["optimizer"] = moments.values
         return tensors, found
 
     shards, found = members.here("the state to save", state)
     read_as = readings(shards, members)
     return ProgramState(
-        held=[held(one, read_as.get(one.name)) for one in shards],
+        held=[
+            held(one, read_as.get(one.name), "until the update" if overlap and one.name in updated else "now")
+            for one in shards
+        ],
         values=found,
         framework=TORCH,
         name=type(module).__name__,
@@ -259,6 +287,7 @@ def _compared(
         partial=only is not None,
     )
     repeated = {other: one for one in shards for other, first in tied.repeated.items() if first == one.name != other}
+    lines = with_tied(lines, values.get(TIED, {}))
     lines += unlike(checkpoint, {other: one.name for other, one in repeated.items()})
     lines += _other_recipes(checkpoint, {name: one for name, one in program.items() if name in names})
     wanted_values = [name for name in own_values if name in names]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,22 @@ def tied_in(checkpoint: Checkpoint, tied: Mapping[str, str]) -> Tied:
     return Tied(read_as=alone, repeated={other: alone.get(first, first) for other, first in there.items()})
 
 
+def in_one_place(tensors: Mapping[str, Shards]) -> Mapping[str, str]:
+    """The first name of each tensor by its other names, where several names have the same memory on this rank.
+
+    A rank that holds no element of some tensors cannot tell which of them are one: it takes those of one shape and dtype for one, and
+    the ranks that do hold elements find what is missing.
+    """
+    firsts: dict[object, str] = {}
+    found: dict[str, str] = {}
+    for name, one in tensors.items():
+        here = (one.local.data_ptr(), one.local.stride(), one.local.device) if one.local.numel() else None
+        first = firsts.setdefault((one.shape, one.dtype, tuple(one.local.shape), here), name)
+        if first != name:
+            found[name] = first
+    return found
+
+
 def unlike(checkpoint: Checkpoint, repeated: Mapping[str, str]) -> list[str]:
     """A line for each tensor whose names are tensors of different shapes or dtypes in a checkpoint."""
     lines = []
@@ -41,12 +57,29 @@ def unlike(checkpoint: Checkpoint, repeated: Mapping[str, str]) -> list[str]:
     return lines
 
 
+def with_tied(lines: Sequence[str], saved: Mapping[str, str]) -> list[str]:
+    """Lines about tensors that do not fit; that of a missing one says under which name it was saved. ``saved``: the first name of each
+    tied tensor of the checkpoint by its other names.
+
+    >>> with_tied(["'head': missing", "'b': missing"], {"head": "embed"})
+    ["'head': missing; it was tied to 'embed' when it was saved, and has that name only", "'b': missing"]
+    """
+    missing = {f"'{other}': missing": first for other, first in saved.items()}
+    return [
+        f"{line}; it was tied to '{missing[line]}' when it was saved, and has that name only"
+        if line in missing
+        else line
+        for line in lines
+    ]
+
+
 def require_equal(checkpoint: Checkpoint, other: str, one: Shards, reading: Reading | None) -> None:
     """Raises CheckpointError where this rank's boxes of a tied tensor have other bits under its other name."""
     boxes = [each.box for each in boxes_of(one, reading) if each.box.size]
     for box in boxes:
         [first], [second] = (checkpoint.read_boxes(name, [box], raw=True) for name in (one.name, other))
-        if not np.array_equal(first.view(np.uint8), second.view(np.uint8)):
+        # NumPy views no array without dims as bytes.
+        if not np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8)):
             raise CheckpointError(
                 f"{checkpoint.directory}: '{one.name}' and '{other}' have other values, and are one tensor of this module. Load it "
                 f"into a module that does not tie them.",

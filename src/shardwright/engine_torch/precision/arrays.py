@@ -18,6 +18,12 @@ def _quotient(x: Number, y: Number) -> torch.Tensor:
     return torch.true_divide(x, y)
 
 
+def _largest(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+    if any(x.shape[dim] == 0 for dim in dims):
+        return x.new_zeros([1 if dim in dims else size for dim, size in enumerate(x.shape)])
+    return x.amax(dims, keepdim=True)
+
+
 def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     shape = [size - x.shape[dim] if each == dim else length for each, length in enumerate(x.shape)]
     return torch.cat([x, x.new_zeros(shape)], dim)
@@ -36,7 +42,7 @@ ARRAYS = Arrays(
     least=lambda x, y: x.clamp(max=y) if not isinstance(y, torch.Tensor) else torch.minimum(x, y),
     most=lambda x, y: x.clamp(min=y) if not isinstance(y, torch.Tensor) else torch.maximum(x, y),
     where=torch.where,
-    largest=lambda x, dims: x.amax(dims, keepdim=True),
+    largest=_largest,
     reshape=lambda x, shape: x.reshape(tuple(shape)),
     padded=_padded,
     first=lambda x, dim, size: x.narrow(dim, 0, size),

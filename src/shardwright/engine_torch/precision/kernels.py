@@ -35,8 +35,8 @@ class Narrow(NamedTuple):
 
 @cache
 def product_device(kind: str) -> Device:
-    """What multiplies on a device of this type; a GPU of another vendor counts as a CPU."""
-    if kind != "cuda" or torch.version.hip is not None:
+    """What multiplies on a device of this type; a GPU of another vendor counts as a CPU, and so does one that is only imagined."""
+    if kind != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return CPU
     major, minor = torch.cuda.get_device_capability()
     return Device(kind="GPU", capability=(major, minor))
@@ -67,7 +67,7 @@ def _merged(one: Narrow) -> torch.Tensor:
     """Rows of codes; the last contracted dim up to the end of its last block."""
     block = one.quantizer.block.contracted
     codes = one.found.codes if block is None else _padded(one.found.codes, one.found.codes.dim() - 1, block)
-    return codes.reshape(codes.shape[0], -1)
+    return codes.flatten(1)
 
 
 def _padded(codes: torch.Tensor, dim: int, unit: int) -> torch.Tensor:

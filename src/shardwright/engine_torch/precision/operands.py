@@ -12,6 +12,7 @@ from shardwright.core.recipes.hadamard import transformed
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.recomputation import sent
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.random_bits import signs
@@ -109,7 +110,13 @@ def input_amaxes(groups: Sequence[torch.Tensor], weights: Iterable[LowPrecision 
 
 
 def _largest(amax: torch.Tensor, peers: Peers) -> torch.Tensor:
-    if peers.group is not None:
-        amax = amax.contiguous()
-        dist.all_reduce(amax, dist.ReduceOp.MAX, group=peers.group)
-    return amax
+    if peers.group is None:
+        return amax
+
+    def largest() -> torch.Tensor:
+        found = amax.contiguous()
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=peers.group)
+        return found
+
+    # A layer that is computed again quantizes again.
+    return sent(largest, always=True)

@@ -14,6 +14,7 @@ from itertools import repeat
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from shardwright.core.recipes.formula import dequantize
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
@@ -45,6 +46,9 @@ def quantized_grouped_product(
     return _Grouped.apply(x_RI, carrier_of(weight_EOI), _coded(weight_EOI), rows, low, amaxes)  # pyright: ignore[reportReturnType]
 
 
+_Gradients = tuple[torch.Tensor | None, torch.Tensor | None, None, None, None, None]
+
+
 class _Quantized(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -63,14 +67,24 @@ class _Quantized(torch.autograd.Function):
         return y.view(*x.shape[:-1], carrier_OI.shape[0]).to(kept(what, x.dtype))
 
     @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    @once_differentiable
+    def backward(ctx, *cotangents: torch.Tensor) -> _Gradients:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, weight = _saved(ctx)
         cotangent = cotangents[0].to(kept("cotangent", x.dtype))
-        transposed = _each(_inputs_first(weight))
-        (d_x,), amaxes = _multiplied("input_gradient", [cotangent.flatten(0, -2)], transposed, ctx.low, ctx.amaxes)
-        tokens_last = ([x.movedim(-1, 0)], [cotangent.movedim(-1, 0)])
-        (d_weight_IO,), _ = _multiplied("weight_gradient", *tokens_last, ctx.low, amaxes, contracted_dims=x.dim() - 1)
-        return d_x.view(x.shape).to(x.dtype), d_weight_IO.T.to(ctx.dtype), None, None, None, None
+        d_x = d_weight_OI = None
+        of_input, of_weight = _wanted(ctx)
+        amaxes = ctx.amaxes if of_input else ctx.left
+        if of_input:
+            transposed = _each(_inputs_first(weight))
+            tokens = [cotangent.flatten(0, -2)]
+            (d_x,), amaxes = _multiplied("input_gradient", tokens, transposed, ctx.low, amaxes)
+            d_x = d_x.view(x.shape).to(x.dtype)
+        if of_weight:
+            tokens_last = ([x.movedim(-1, 0)], [cotangent.movedim(-1, 0)])
+            (d_IO,), _ = _multiplied("weight_gradient", *tokens_last, ctx.low, amaxes, contracted_dims=x.dim() - 1)
+            d_weight_OI = d_IO.T.to(ctx.dtype)
+        ctx.left = amaxes
+        return d_x, d_weight_OI, None, None, None, None
 
 
 class _Grouped(torch.autograd.Function):
@@ -91,14 +105,31 @@ class _Grouped(torch.autograd.Function):
         return torch.cat(ys).to(x_RI.dtype)
 
     @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    @once_differentiable
+    def backward(ctx, *cotangents: torch.Tensor) -> _Gradients:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_RI, weight = _saved(ctx)
         d_RO = cotangents[0].to(x_RI.dtype)
         xs, ds = x_RI.split(ctx.rows), d_RO.split(ctx.rows)
-        d_xs, amaxes = _multiplied("input_gradient", ds, _each(_inputs_first(weight)), ctx.low, ctx.amaxes)
-        d_weights, _ = _multiplied("weight_gradient", [x.T for x in xs], [d.T for d in ds], ctx.low, amaxes)
-        d_weight_EOI = torch.stack([d.T for d in d_weights]).to(ctx.dtype)
-        return torch.cat(d_xs).to(x_RI.dtype), d_weight_EOI, None, None, None, None
+        d_x_RI = d_weight_EOI = None
+        of_input, of_weight = _wanted(ctx)
+        amaxes = ctx.amaxes if of_input else ctx.left
+        if of_input:
+            d_xs, amaxes = _multiplied("input_gradient", ds, _each(_inputs_first(weight)), ctx.low, amaxes)
+            d_x_RI = torch.cat(d_xs).to(x_RI.dtype)
+        if of_weight:
+            d_weights, _ = _multiplied("weight_gradient", [x.T for x in xs], [d.T for d in ds], ctx.low, amaxes)
+            d_weight_EOI = torch.stack([d.T for d in d_weights]).to(ctx.dtype)
+        ctx.left = amaxes
+        return d_x_RI, d_weight_EOI, None, None, None, None
+
+
+def _wanted(ctx: Any) -> tuple[bool, bool]:
+    """Whether a backward pass makes the gradients of the input and of the weight. One in halves comes here in each of them, for which
+    autograd asks without saying so; what the first has agreed on is left for the second."""
+    if not ctx.low.split:
+        return True, True
+    ctx.in_first_half = not getattr(ctx, "in_first_half", False)
+    return ctx.in_first_half, not ctx.in_first_half
 
 
 def _coded(weight: torch.Tensor | Coded) -> Coded | None:
@@ -132,6 +163,20 @@ def _matrices(operand: torch.Tensor) -> Sequence[torch.Tensor]:
 
 
 def _multiplied(
+    name: Product,
+    xs: Sequence[torch.Tensor],
+    ys: Sequence[torch.Tensor] | Codes,
+    low: LowPrecision,
+    amaxes: Amaxes,
+    *,
+    contracted_dims: int = 1,
+) -> tuple[list[torch.Tensor], Amaxes]:
+    """As ``_sums``, without autocast, which would multiply the values of codes in a narrower dtype."""
+    with torch.autocast(xs[0].device.type, enabled=False):
+        return _sums(name, xs, ys, low, amaxes, contracted_dims=contracted_dims)
+
+
+def _sums(
     name: Product,
     xs: Sequence[torch.Tensor],
     ys: Sequence[torch.Tensor] | Codes,

@@ -65,7 +65,7 @@ class Whole:
         self.output, self.is_loss, self.counts = result.output, result.loss is not None, result.counts
 
     def backward(self, cotangent: torch.Tensor | None) -> torch.Tensor | None:
-        with _scattered(self._stage):
+        with scattered(self._stage):
             self.output.backward(cotangent)
         return None if self._x_BLM is None else self._x_BLM.grad
 
@@ -77,7 +77,7 @@ class Whole:
 
 
 @contextmanager
-def _scattered(stage: Stage) -> Iterator[None]:
+def scattered(stage: Stage) -> Iterator[None]:
     """A backward pass in which the gradients of a layer are scattered as soon as all are made, if the layout says so."""
     groups = [one for one in stage.updated if one.in_microbatches]
     if not groups:

@@ -62,7 +62,11 @@ def counted_elsewhere(model: Model) -> frozenset[str]:
 
 
 def _gradient(stage: Stage, name: str) -> torch.Tensor:
-    [parameter] = _parameters(stage, name)
+    """A rank's shard of the gradient, as it is summed over microbatches."""
+    [key] = [one.key for one in stage.weights if one.weight == name]
+    if (scattered := next((one for one in stage.updated if one.in_microbatches and key in one.keys), None)) is not None:
+        return scattered.held(key)
+    parameter = stage.parameters()[key]
     if parameter.grad is None:
         parameter.grad = torch.zeros_like(parameter)
     return local_of(parameter.grad)

@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 
+from shardwright.core.plan.attention_kernels import LocalAttention
 from shardwright.core.plan.plan import Plan, PlannedCollective
-from shardwright.cost.calibration import AttentionSize, Measured, Wanted, collective_size
+from shardwright.cost.calibration import Measured, Wanted, attention_flops, collective_size
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import Ranks, ranks_of
 from shardwright.engine_torch.io.private import all_gather, reduce_scatter
@@ -62,9 +63,10 @@ def _all(plan: Plan, wanted: Wanted, ranks: Ranks, device: torch.device) -> Iter
             yield one.kind, collective_size(one), float(one.bytes_per_device), run
 
 
-def _attention(size: AttentionSize, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
+def _attention(size: LocalAttention, dtype: torch.dtype, device: torch.device) -> Iterator[Case]:
     # Values as wide as keys: the products of both widths are counted.
     width = (size.width + size.value_width) // 2
+    flops = attention_flops(size)
     q, k = (
         torch.ones(size.rows, size.heads, tokens, width, dtype=dtype, device=device, requires_grad=True)
         for tokens in (size.queries, size.keys)
@@ -78,9 +80,9 @@ def _attention(size: AttentionSize, dtype: torch.dtype, device: torch.device) ->
             return F.scaled_dot_product_attention(q, k, k, is_causal=True)
 
     name = f"{size.rows} x {size.queries} x {size.keys} tokens, {size.heads} heads of {width}"
-    yield "attention forward", name, size.flops, forward
+    yield "attention forward", name, flops, forward
     # A gradient makes the forward pass too: seven products, not five.
-    yield "attention backward", name, 3.5 * size.flops, both
+    yield "attention backward", name, 3.5 * flops, both
 
 
 def _collective(one: PlannedCollective, size: int, ranks: Ranks, device: torch.device) -> Callable[[], object] | None:

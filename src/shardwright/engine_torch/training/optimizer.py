@@ -38,12 +38,24 @@ def global_norm(
     mesh: Mesh,
     ranks: Ranks,
     stage_axes: tuple[str, ...] = (),
+    by_all: Collection[str] = (),
 ) -> torch.Tensor:
     """The norm of all gradients. ``sharded_by``: the axes that shard each of them; replicas count once.
 
     Each rank sums the squares of the gradients that the same axes shard; each sum is then all-reduced over those axes only, and the
-    sum of all over ``stage_axes``, along which ranks have different weights.
+    sum of all over ``stage_axes``, along which ranks have different weights, but for those ``by_all``.
     """
+    total = _sum_of_squares({k: g for k, g in gradients.items() if k not in by_all}, sharded_by, mesh, ranks)
+    if stage_axes:
+        dist.all_reduce(total, group=ranks.peers(stage_axes).group)
+    if by_all:
+        total = total + _sum_of_squares({key: gradients[key] for key in by_all}, sharded_by, mesh, ranks)
+    return total.sqrt()
+
+
+def _sum_of_squares(
+    gradients: Shards, sharded_by: Mapping[str, tuple[str, ...]], mesh: Mesh, ranks: Ranks
+) -> torch.Tensor:
     by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
     for key, gradient in gradients.items():
         by_axes.setdefault(mesh.larger_than_one(mesh.in_mesh_order(sharded_by[key])), []).append(gradient)
@@ -53,9 +65,7 @@ def global_norm(
         if axes:
             dist.all_reduce(square, group=ranks.peers(axes).group)
         total = total + square
-    if stage_axes:
-        dist.all_reduce(total, group=ranks.peers(stage_axes).group)
-    return total.sqrt()
+    return total
 
 
 @torch.no_grad()
@@ -71,10 +81,12 @@ def apply_gradients(
     optimizer: Optimizer = ADAMW,
     shared: dict[str, torch.Tensor] | None = None,
     average: float | None = None,
+    resting: torch.dtype = torch.float32,
 ) -> None:
     """One step, in place, also of gradients. Where weights are kept in a wider dtype too, those are updated, and the weights rounded. ``step``: the number of steps done. ``kept``: by prefix. It and the weights keep their own dtypes.
 
     ``shared``: other state of an optimizer of PyTorch. ``average``: how much of the average of the weights a step leaves.
+    ``resting``: the dtype of weights that are in none of ``weights``, but in a wider dtype alone.
     """
     rounded, weights = weights, kept.get(MASTER.prefix, weights)
     factor = torch.clamp(options.clip / norm.clamp(min=TINY), max=1.0)
@@ -94,7 +106,8 @@ def apply_gradients(
             weight.copy_(weights[key])
     if average is not None:
         for key, mean in kept[AVERAGE.prefix].items():
-            mean += average_share(average, count) * (rounded[key].to(mean.dtype) - mean)
+            now = rounded[key] if key in rounded else weights[key].to(resting)
+            mean += average_share(average, count) * (now.to(mean.dtype) - mean)
 
 
 def _update(

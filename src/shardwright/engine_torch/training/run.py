@@ -14,7 +14,6 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
-from shardwright.engine_torch.io.layer_io import Params
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.training.feed import feed_of
@@ -27,12 +26,10 @@ from shardwright.engine_torch.training.state import (
     load_state,
     tensors_of,
 )
-from shardwright.engine_torch.training.step import train_step
+from shardwright.engine_torch.training.step import TrainStep, train_step
 from shardwright.runs import OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
-
-TrainStep = Callable[[State, Params], StepMetrics]
 
 
 def train(
@@ -102,9 +99,9 @@ class TorchEngine:
     def prepare(self) -> None:
         """There is nothing to compile."""
 
-    def step(self, batch: Batch) -> StepMetrics:
+    def step(self, batch: Batch, before_update: Callable[[], None]) -> StepMetrics:
         assert self._state is not None
-        return self._step(self._state, self._feed.on_device(batch.arrays))
+        return self._step(self._state, self._feed.on_device(batch.arrays), before_update)
 
     def tensors(self) -> Sequence[TensorInfo]:
         return tensors_of(self.plan)

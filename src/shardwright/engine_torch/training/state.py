@@ -18,6 +18,7 @@ from shardwright.checkpoint.exchange.wants import Want, needed_by_all, wants_of_
 from shardwright.core.boxes.box import Box
 from shardwright.core.boxes.boxes import saves, shard_box
 from shardwright.core.boxes.stored import TableBox, table_boxes
+from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.optimizer import MASTER
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained
@@ -26,6 +27,7 @@ from shardwright.core.plan.saved_boxes import in_stack
 from shardwright.core.quantization.delayed import FACTOR, HISTORY, DelayedTensor
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.exchange import RankCarrier
+from shardwright.engine_torch.io.host import Moment, bits_of, copied_bits, now_on
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
@@ -40,8 +42,6 @@ from shardwright.training.published import KEPT
 
 Read = Callable[[str, Sequence[Box]], Sequence[torch.Tensor]]
 """``read(name, boxes)``: several boxes of a tensor of the state, by its name in a checkpoint."""
-
-SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class State:
@@ -83,14 +83,17 @@ def make_state(model: Model, read: Read, step: int) -> State:
             name: read(name, [Box.whole(shape)])[0] for name, (shape, _) in plan.request.optimizer.shared.items()
         }
     # All layers of a weight at once: a checkpoint may store them as one box. All ranks read all weights, also those of other stages.
+    codes = {one.name for one in plan.quantized if one.rests}
     layers: dict[str, list[tuple[WeightOfLayer, torch.Tensor]]] = {
         row.name: [] for row in trained(plan.request, plan.weights)
     }
     for one, parameter in _each(model):
         layers[one.weight].append((one, local_of(parameter)))
     for name, found in layers.items():
-        with torch.no_grad():
-            _fill(plan, name, found, ranks, read)
+        # What rests as codes follows from its master weight: no rank reads the weight itself.
+        if name not in codes:
+            with torch.no_grad():
+                _fill(plan, name, found, ranks, read)
         for prefix, into in state.kept.items():
             if (dtype := kept.get((prefix, name))) is not None:
                 made = [
@@ -106,7 +109,14 @@ def make_state(model: Model, read: Read, step: int) -> State:
             stage.frozen[row.name] = values.to(ranks.device)
     _fill_delayed(model, read)
     copy_tied(model)
+    rest_as_codes(model, state)
     return state
+
+
+def rest_as_codes(model: Model, state: State) -> None:
+    """Make the codes that rest of the master weights."""
+    for stage in model.stages.values():
+        stage.rest_as_codes(state.kept.get(MASTER.prefix, {}))
 
 
 def _fill_delayed(model: Model, read: Read) -> None:
@@ -157,9 +167,12 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
     checkpoint.expect(wanted, unread=unread)
     source = _by_all(checkpoint, model)
 
-    first = _first(model.plan)
+    first, codes = _first(model.plan), {one.name for one in model.plan.quantized if one.rests}
 
     def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
+        if name not in wanted and name.startswith(MASTER.prefix) and owner_of(name) in codes:
+            # Made of the weight, which has no memory of its own.
+            return [one.to(torch_dtype(infos[name].dtype)) for one in read(owner_of(name), boxes)]
         if name not in wanted:
             return [torch.full(box.shape, first.get(name, 0.0)) for box in boxes]
         dtype = torch_dtype(infos[name].dtype)
@@ -171,8 +184,10 @@ def load_state(model: Model, checkpoint: Weights, *, weights_only: bool = False)
     if weights_only and MASTER.prefix in state.kept:
         weights = {key: local_of(one).detach() for key, one in model.parameters().items()}
         parts = {key: part for one in model.updated for key, part in one.own_parts(weights).items()}
+        resting = {key for stage in model.stages.values() for key in stage.resting}
         for key, wide in state.kept[MASTER.prefix].items():
-            wide.copy_(parts.get(key, weights[key]))
+            if key not in resting:
+                wide.copy_(parts.get(key, weights[key]))
     return state
 
 
@@ -193,13 +208,17 @@ def _by_all(checkpoint: Weights, model: Model) -> Reads:
 
 def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
     """Every tensor of a plan's state as a checkpoint stores it, in the table's dims, weights first."""
+    resting = {one.name for one in plan.quantized if one.rests}
+    updates = {row.name: str(row.updated) for row in plan.weights}
     rows = {
         row.name: TensorInfo(
-            name=row.name, shape=_shape_at_rest(plan, row.name), dtype=row.dtype, spec=str(row.at_rest)
+            name=row.name,
+            shape=_shape_at_rest(plan, row.name),
+            dtype=row.dtype,
+            spec=updates[row.name] if row.name in resting else str(row.at_rest),
         )
         for row in plan.weights
     }
-    updates = {row.name: str(row.updated) for row in plan.weights}
     kept = (
         replace(rows[one.weight], name=one.name, dtype=one.dtype, spec=updates[one.weight])
         for one in kept_tensors(plan)
@@ -215,51 +234,62 @@ def tensors_of(plan: Plan) -> tuple[TensorInfo, ...]:
 def boxes_of(state: State) -> Iterator[OwnedBox]:
     """This rank's boxes; boxes of replicas are only on the first of them.
 
-    Each is copied to the host on call. On a CPU it is not copied, so it must be written before the next step.
+    All last until the update of the next step, and are copied to the host on call. On a CPU nothing is copied.
     """
     model = state.model
+    now = now_on(model.ranks.device)
     plan, ranks = model.plan, model.ranks
     elsewhere = counted_elsewhere(model)
-    stage = next(iter(model.stages.values()))
-    mesh, rank = stage.plan.mesh, stage.ranks.rank
+    resting = {key for stage in model.stages.values() for key in stage.resting}
+    holder = {one.key: stage for stage in reversed(model.stages.values()) for one in stage.weights}
     for one, parameter in _each(model):
         if one.key in elsewhere:
             continue
         kept = {prefix: arrays[one.key] for prefix, arrays in state.kept.items() if one.key in arrays}
-        arrays = {"": local_of(parameter), **kept}
+        # What a weight that rests as codes is in its dtype: these follow from it.
+        arrays = {"": kept[MASTER.prefix] if one.key in resting else local_of(parameter), **kept}
         for prefix, array in arrays.items():
-            if not saves(one.in_update if prefix else one.at_rest, mesh, rank):
+            in_update = bool(prefix) or one.key in resting
+            if not _saves(holder[one.key], one.in_update if in_update else one.at_rest):
                 continue
-            for table_box in _table_boxes(plan, one, ranks, in_update=bool(prefix)):
-                yield OwnedBox(
-                    name=prefix + one.weight,
-                    box=_of_layer(table_box.box, one),
-                    array=partial(_on_host, array, table_box, _of_layer(table_box.box, one)),
-                )
+            dtype = array.dtype if prefix else torch_dtype(one.dtype)
+            for table_box in _table_boxes(plan, one, ranks, in_update=in_update):
+                box = _of_layer(table_box.box, one)
+                yield _owned(prefix + one.weight, box, partial(_in_box, array, table_box, box, dtype), now)
     if ranks.rank == 0:
         for name, value in state.shared.items():
-            yield OwnedBox(name=name, box=Box.whole(tuple(value.shape)), array=partial(_bits, value))
+            yield _owned(name, Box.whole(tuple(value.shape)), value.detach, now)
     for stage in model.stages.values():
         for row in _frozen(stage.plan):
             assert row.at_rest is not None
-            if saves(row.at_rest, mesh, rank):
-                yield OwnedBox(
-                    name=row.name,
-                    box=_frozen_box(stage, row.name),
-                    array=partial(_bits, stage.frozen[row.name]),
-                )
-    own = {
-        one.name for stage in model.stages.values() for one in stage.plan.delayed_tensors if saves(one.spec, mesh, rank)
-    }
+            if _saves(stage, row.at_rest):
+                yield _owned(row.name, _frozen_box(stage, row.name), stage.frozen[row.name].detach, now)
+    own = {one.name for stage in model.stages.values() for one in stage.plan.delayed_tensors if _saves(stage, one.spec)}
     yield from (one for one in delayed_boxes(state) if one.name in own)
+
+
+def _saves(stage: Stage, spec: Spec) -> bool:
+    """Whether this rank saves what it has of a tensor of a stage: of replicas the first one does."""
+    return saves(spec, stage.plan.mesh, stage.ranks.rank)
 
 
 def delayed_boxes(state: State) -> Iterator[OwnedBox]:
     """This rank's boxes of what it keeps for delayed amaxes, replicas too."""
+    now = now_on(state.model.ranks.device)
     for stage, one, _, stored in _delayed_boxes(state.model):
         kept_of = {FACTOR + name: kept.factor for name, kept in stage.delayed.items()}
         kept_of |= {HISTORY + name: kept.history for name, kept in stage.delayed.items()}
-        yield OwnedBox(name=one.name, box=stored, array=partial(_bits, kept_of[one.name]))
+        yield _owned(one.name, stored, kept_of[one.name].detach, now)
+
+
+def _owned(name: str, box: Box, view: Callable[[], torch.Tensor], now: Moment | None) -> OwnedBox:
+    return OwnedBox(
+        name=name,
+        box=box,
+        array=lambda: bits_of(view()),
+        lasts="until the update",
+        copy=partial(copied_bits, view, now),
+    )
 
 
 def shape_in_update(one: WeightOfLayer, local: torch.Tensor, ranks: Ranks) -> tuple[int, ...]:
@@ -290,15 +320,9 @@ def _fill(
         local[tuple(slice(*along) for along in table_box.local)] = stored.to(device=local.device, dtype=local.dtype)
 
 
-def _on_host(array: torch.Tensor, table_box: TableBox, box: Box) -> np.ndarray:
-    stored = array.detach()[tuple(slice(*along) for along in table_box.local)]
-    return _bits(stored.reshape(table_box.shape).permute(table_box.to_table).reshape(box.shape))
-
-
-def _bits(array: torch.Tensor) -> np.ndarray:
-    """The elements as opaque bytes, which NumPy accepts for every dtype. Transposed dims stay so: on a CPU nothing is copied."""
-    host = array.detach().cpu()
-    return host.view(SAME_WIDTH[host.dtype.itemsize]).numpy().view(f"V{host.dtype.itemsize}")
+def _in_box(array: torch.Tensor, table_box: TableBox, box: Box, dtype: torch.dtype) -> torch.Tensor:
+    stored = array.detach()[tuple(slice(*along) for along in table_box.local)].to(dtype)
+    return stored.reshape(table_box.shape).permute(table_box.to_table).reshape(box.shape)
 
 
 def _table_boxes(plan: Plan, one: WeightOfLayer, ranks: Ranks, *, in_update: bool) -> tuple[TableBox, ...]:

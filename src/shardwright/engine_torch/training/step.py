@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.experts.moe import MoeCounts
 from shardwright.engine_torch.experts.routing import updated_bias
-from shardwright.engine_torch.io.dtypes import computed
+from shardwright.engine_torch.io.dtypes import computed, torch_dtype
 from shardwright.engine_torch.io.layer_io import Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.lowering.parameters import local_of
@@ -32,7 +32,7 @@ from shardwright.engine_torch.precision.delayed import reduce_amaxes
 from shardwright.engine_torch.stages.tied import copy_tied, counted_elsewhere, sum_tied
 from shardwright.engine_torch.stages.timetable import carry_out
 from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
-from shardwright.engine_torch.training.state import State
+from shardwright.engine_torch.training.state import State, rest_as_codes
 from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names
 
@@ -68,8 +68,10 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
         gradients |= reduce_updates(one, gradients)
     by_key = {key: mean_of(gradients.pop(key), count) for key in model.parameters()}
     loss = _summed(carried.loss, ranks, plan.by_name["logits.targets"].in_use.axes)
+    if not model.shares_logits:
+        loss = _summed(loss, ranks, _stage_axes(plan))
     return Gradients(
-        loss=_summed(loss, ranks, _stage_axes(plan)) / count,
+        loss=loss / count,
         by_key=by_key,
         tokens=tokens,
         counts={
@@ -91,14 +93,24 @@ def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
     return (gradient.to(computed("mean", gradient.dtype)) / count).to(gradient.dtype)
 
 
-def train_step(plan: Plan, options: OptimizerOptions, seed: int = 0) -> Callable[[State, Batch], StepMetrics]:
-    """``step(state, batch)``: the state is changed in place. ``seed``: of the run, for random numbers of products."""
+class TrainStep(Protocol):
+    """The state is changed in place, and nothing of it before ``before_update`` was called."""
+
+    def __call__(self, state: State, batch: Batch, before_update: Callable[[], None] = ...) -> StepMetrics: ...
+
+
+def _no_wait() -> None:
+    """No save is under way."""
+
+
+def train_step(plan: Plan, options: OptimizerOptions, seed: int = 0) -> TrainStep:
+    """``step(state, batch)``. ``seed``: of the run, for random numbers of products."""
     decayed = decayed_names(plan)
 
-    def step(state: State, batch: Batch) -> StepMetrics:
+    def step(state: State, batch: Batch, before_update: Callable[[], None] = _no_wait) -> StepMetrics:
         for stage in state.model.stages.values():
             stage.moment = Site(seed=seed)
-        gradients, norm = changed(state, batch, options, decayed)
+        gradients, norm = changed(state, batch, options, decayed, before_update)
         dropped, overflow = _lost(state.model, gradients)
         return StepMetrics(
             loss=float(gradients.loss),
@@ -123,9 +135,16 @@ def _lost(model: Model, gradients: Gradients) -> tuple[int, int]:
 
 
 def changed(
-    state: State, batch: Batch, options: OptimizerOptions, decayed: Collection[str]
+    state: State,
+    batch: Batch,
+    options: OptimizerOptions,
+    decayed: Collection[str],
+    before_update: Callable[[], None] = _no_wait,
 ) -> tuple[Gradients, torch.Tensor]:
-    """Change the state in place; return the gradients and their norm. ``decayed``: weights by name. No value is read to the host."""
+    """Change the state in place; return the gradients and their norm. ``decayed``: weights by name. No value is read to the host.
+
+    ``before_update`` is called when gradients and norm are computed, and nothing of the state has changed.
+    """
     model = state.model
     for stage in model.stages.values():
         stage.moment = replace(stage.moment, step=state.step)
@@ -138,11 +157,14 @@ def changed(
         model.plan.mesh,
         model.ranks,
         _stage_axes(model.plan),
+        model.by_all,
     )
+    at_rest = {key for stage in model.stages.values() for key in stage.resting}
     weights = {key: local_of(one).detach() for key, one in model.parameters().items()}
     parts = {key: part for one in model.updated for key, part in one.own_parts(weights).items()}
+    before_update()
     apply_gradients(
-        {**weights, **parts},
+        {key: weight for key, weight in {**weights, **parts}.items() if key not in at_rest},
         gradients.by_key,
         state.kept,
         step=state.step,
@@ -152,9 +174,13 @@ def changed(
         optimizer=model.plan.request.optimizer,
         shared=state.shared,
         average=model.plan.request.average,
+        resting=torch_dtype(model.plan.request.weights_dtype),
     )
+    to_codes = [one for stage in model.stages.values() for one in stage.updated_to_codes()]
     for one in model.updated:
-        gather_updates(one, weights)
+        if one not in to_codes:
+            gather_updates(one, weights)
+    rest_as_codes(model, state)
     copy_tied(model)
     state.step += 1
     for number, stage in model.stages.items():

@@ -35,6 +35,27 @@ FAMILY = {"llama": "llama3", "mixtral": "mixtral", "deepseek_v3": "deepseek3", "
 LAYERS = ("num_hidden_layers", "first_k_dense_replace")
 BIASES = ("attention_bias", "mlp_bias")
 ROPE_KINDS = {"default": "default", "llama3": "llama3", "yarn": "yarn", None: "default"}
+ROUTERS = {
+    "deepseek_v2": ("softmax", ("greedy", "group_limited_greedy")),
+    "deepseek_v3": ("sigmoid", ("noaux_tc",)),
+}
+"""How scores are computed, and experts chosen; the first way by default."""
+ORIGINAL_LENGTH = "original_max_position_embeddings"
+ROPE_NAMES = {
+    "theta": "rope_theta",
+    "factor": "factor",
+    "original_length": ORIGINAL_LENGTH,
+    "low_freq_factor": "low_freq_factor",
+    "high_freq_factor": "high_freq_factor",
+    "beta_fast": "beta_fast",
+    "beta_slow": "beta_slow",
+    "mscale": "mscale",
+    "mscale_all_dim": "mscale_all_dim",
+}
+"""The published name of each number of ``Rope``."""
+ROPE_NEEDS = {"llama3": ("factor", "low_freq_factor", "high_freq_factor"), "yarn": ("factor",)}
+NEAR = 1e-6
+"""Of a factor that is written in decimals and also follows from others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +91,7 @@ class Published:
     def number(self, key: str, default: float) -> float:
         value = self.values.get(key, default)
         value = default if value is None else value
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            self.refuse(key, f"'{key}' is a number; found {shown(value)}.")
-        return float(value)
+        return _number(self, key, f"'{key}'", value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.values.get(key, default)
@@ -183,9 +202,14 @@ def _deepseek(published: Published) -> DeepSeek3Config:
     _refuse_tied(published)
     version_3 = published.values.get("model_type") == "deepseek_v3"
     rank = published.values.get("q_lora_rank")
-    scoring = published.values.get("scoring_func", "sigmoid" if version_3 else "softmax")
-    if scoring not in ("sigmoid", "softmax"):
-        published.refuse("scoring_func", f"'scoring_func' is sigmoid or softmax; found {shown(scoring)}.")
+    scoring, methods = ROUTERS[published.values["model_type"]]
+    _refuse_other(published, "scoring_func", (scoring,))
+    _refuse_other(published, "topk_method", methods)
+    if not version_3:
+        # Its class reads neither.
+        _refuse_other(published, "norm_topk_prob", (False,))
+        _refuse_other(published, "rope_interleave", (True,))
+    in_groups = (published.values.get("topk_method") or methods[0]) != "greedy"
     return DeepSeek3Config(
         num_layers=published.integer("num_hidden_layers"),
         num_dense_layers=published.integer("first_k_dense_replace", 0),
@@ -199,19 +223,30 @@ def _deepseek(published: Published) -> DeepSeek3Config:
         mlp=published.integer("intermediate_size"),
         expert_mlp=published.integer("moe_intermediate_size"),
         num_experts=published.integer("n_routed_experts"),
-        num_groups=(published.values.get("n_group") and published.integer("n_group")) or 1,
-        num_chosen_groups=(published.values.get("topk_group") and published.integer("topk_group")) or 1,
+        num_groups=(in_groups and published.values.get("n_group") and published.integer("n_group")) or 1,
+        num_chosen_groups=(in_groups and published.values.get("topk_group") and published.integer("topk_group")) or 1,
         top_k=published.integer("num_experts_per_tok"),
         num_shared_experts=(published.values.get("n_shared_experts") and published.integer("n_shared_experts")) or 0,
         scoring=scoring,
         routing_bias=version_3,
-        normalized_weights=published.flag("norm_topk_prob", version_3),
+        normalized_weights=version_3 and published.flag("norm_topk_prob", True),
         routed_scale=published.number("routed_scaling_factor", 1.0),
         vocab=published.integer("vocab_size"),
         norm_eps=published.number("rms_norm_eps", 1e-6),
         initializer_stddev=published.number("initializer_range", 0.02),
         rope=_rope(published, 10_000.0, interleaved=published.flag("rope_interleave", True)),
     )
+
+
+def _refuse_other(published: Published, key: str, known: tuple[object, ...]) -> None:
+    """Refuses a value that transformers' class of this type does not compute. It may be missing or null."""
+    value = published.values.get(key)
+    if value is not None and value not in known:
+        published.refuse(
+            key,
+            f"'{key}' is {shown(value)}, and transformers' class of {published.values['model_type']} computes "
+            f"{' and '.join(map(shown, known))} only.",
+        )
 
 
 def _refuse_tied(published: Published) -> None:
@@ -236,32 +271,60 @@ def _head_dim(published: Published, embed: int, heads: int) -> int:
 
 
 def _rope(published: Published, theta: float, *, interleaved: bool = False) -> Rope:
-    """``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` in earlier configs."""
+    """``rope_parameters``, or ``rope_scaling`` and ``rope_theta`` in earlier configs. What is not there is as in transformers.
+
+    Refuses what our tables have no place for: other positions would be computed.
+    """
     key = "rope_parameters" if published.values.get("rope_parameters") else "rope_scaling"
     given = published.values.get(key) or {}
     if not isinstance(given, dict):
         published.refuse(key, f"'{key}' is an object; found {shown(given)}.")
+    if nested := next((name for name, value in given.items() if isinstance(value, dict)), None):
+        published.refuse(key, f"'{key}' has an entry for '{nested}', and a table of ours has one rope for all layers.")
     kind = given.get("rope_type", given.get("type"))
     if not isinstance(kind, str | None) or kind not in ROPE_KINDS:
         known = [name for name in ROPE_KINDS if name]
         published.refuse(key, f"no table of ours has rope_type {shown(kind)}. Known: {', '.join(known)}.")
-    names = {
-        "factor": "factor",
-        "original_length": "original_max_position_embeddings",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "beta_fast": "beta_fast",
-        "beta_slow": "beta_slow",
-        "mscale": "mscale",
-        "mscale_all_dim": "mscale_all_dim",
-    }
-    values: dict[str, Any] = {ours: given[theirs] for ours, theirs in names.items() if given.get(theirs) is not None}
-    for ours, value in values.items():
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            published.refuse(key, f"'{names[ours]}' of '{key}' is a number; found {shown(value)}.")
-    values = {ours: int(value) if ours == "original_length" else float(value) for ours, value in values.items()}
-    theta = given.get("rope_theta") or published.number("rope_theta", theta)
-    return Rope(kind=ROPE_KINDS[kind], theta=float(theta), interleaved=interleaved, **values)  # pyright: ignore[reportArgumentType]
+    kind = ROPE_KINDS[kind]
+    found = dict(given)
+    if kind != "default":
+        length = published.values.get(ORIGINAL_LENGTH) or given.get(ORIGINAL_LENGTH)
+        found[ORIGINAL_LENGTH] = length or published.integer("max_position_embeddings")
+    values: dict[str, float] = {}
+    for ours, theirs in ROPE_NAMES.items():
+        if found.get(theirs) is not None:
+            values[ours] = _number(published, key, f"'{theirs}' of '{key}'", found[theirs])
+        elif theirs in ROPE_NEEDS.get(kind, ()):
+            published.refuse(key, f"'{key}' of type {kind} has no '{theirs}', which it needs.")
+    theta = values.pop("theta", 0.0) or published.number("rope_theta", theta)
+    length = {"original_length": int(values.pop("original_length"))} if "original_length" in values else {}
+    rope = Rope(kind=kind, theta=theta, interleaved=interleaved, **length, **values)  # pyright: ignore[reportArgumentType]
+    for name, needed in _unread(given, rope).items():
+        if (value := given.get(name, published.values.get(name))) is not None and value != needed:
+            published.refuse(
+                name,
+                f"'{name}' is {shown(value)}, and a rope of type {kind} has {shown(needed)} in our tables.",
+            )
+    return rope
+
+
+def _unread(given: Mapping[str, Any], rope: Rope) -> Mapping[str, object]:
+    """Values of a rope that our tables do not have, each with the value that they take it to have."""
+    taken: dict[str, object] = {"partial_rotary_factor": 1.0}
+    if rope.kind == "yarn":
+        factor = given.get("attention_factor")
+        near = isinstance(factor, int | float) and abs(factor - rope.amplitude) < NEAR
+        taken |= {"truncate": True, "attention_factor": factor if near else rope.amplitude}
+    return taken
+
+
+def _number(published: Published, key: str, name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        published.refuse(key, f"{name} is a number; found {shown(value)}.")
+    try:
+        return float(value)
+    except OverflowError:
+        published.refuse(key, f"{name} is {number_text(value)}, which is more than a number of 64 bits can be.")
 
 
 def _left_out(published: Published) -> Iterator[Finding]:

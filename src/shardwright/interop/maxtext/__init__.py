@@ -7,4 +7,5 @@ roles.py       rules as a layout in roles
 comparison.py  the layout compared with the rules, tensor by tensor
 export.py      a layout as rules
 stages.py      the settings of a pipeline, read and written
+policy.py      the policy of recomputation, read and written
 """

@@ -13,14 +13,15 @@ from itertools import permutations
 from shardwright.core.findings.codes import Severity
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import count, others
+from shardwright.core.layout.wording import count, counted, others, product
 from shardwright.core.plan.plan import Plan
+from shardwright.interop.maxtext.policy import policy_lines
 from shardwright.interop.maxtext.reading.rules import Rule, rule
 from shardwright.interop.maxtext.reading.sizes import size_key
 from shardwright.interop.maxtext.reading.vocabulary import AXES
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve
 from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, StepShape, tensors_of
-from shardwright.interop.maxtext.stages import outside, settings_lines
+from shardwright.interop.maxtext.stages import settings_lines, unlike
 
 AXIS_OF_ROLE = {
     "data": "data",
@@ -72,11 +73,11 @@ class Export:
 def export_maxtext(plan: Plan) -> Export:
     """The rules of a plan.
 
-    Raises InputError for a mesh axis that MaxText has no size for, for a schedule of stages, for updates that an axis shards, and for a model with a weight that MaxText
+    Raises InputError for a mesh axis that MaxText has no size for, for a schedule of stages, for updates that an axis shards, for a policy of recomputation that it cannot say, and for a model with a weight that MaxText
     lacks.
     """
     _axes_are_known(plan)
-    settings = settings_lines(plan)
+    settings = [*settings_lines(plan), *policy_lines(plan.request.remat, plan.request.table)]
     _updates_are_plain(plan)
     planned = _planned_tensors(plan)
     rules = _rules(planned, tuple(_also(plan)))
@@ -121,8 +122,13 @@ def _axes_are_known(plan: Plan) -> None:
 
 
 def _updates_are_plain(plan: Plan) -> None:
-    """Raises InputError for updates that an axis shards: rules are of weights and activations."""
+    """Raises InputError for updates that an axis shards, and for weights that stay gathered: rules are of weights and activations."""
     for axis, entry in plan.request.layout.entries.items():
+        if entry.keep_gathered:
+            raise InputError(
+                f"layout '{plan.request.layout.name}': 'keep_gathered' of axis '{axis}' cannot be written as rules: MaxText gathers "
+                f"weights of layers again where it recomputes them. Take it out."
+            )
         if entry.optimizer is not None:
             raise InputError(
                 f"layout '{plan.request.layout.name}': 'optimizer' of axis '{axis}' cannot be written as rules. Take it out, and set "
@@ -230,14 +236,10 @@ def _findings(
                 f"({others([each.tensor.name for each, _ in those], kind)})\n{lines}",
                 needed="names that all tensors shard the same, or differently where another dim takes an axis of the first rule",
             )
-    if rest := outside(plan):
-        yield Finding(
-            code="SW123",
-            severity="info",
-            where=f"stages of layout '{layout.name}'",
-            found=f"{count(rest, 'layer')} outside of MaxText's pipeline, whose stages have equally many: every stage has them",
-            needed="stages that divide the layers",
-        )
+    yield from _indivisible(plan, planned)
+    for found, needed in unlike(plan):
+        where = f"stages of layout '{layout.name}'"
+        yield Finding(code="SW123", severity="info", where=where, found=found, needed=needed)
     lost = [each for each in planned if each.lost]
     if lost:
         axes = dict.fromkeys(axis for each in lost for axis in each.lost)
@@ -249,6 +251,29 @@ def _findings(
             found=f"{others([each.tensor.name for each in lost], 'activation')}: no dim for {', '.join(map(repr, axes))}, "
             "which shards the groups of a row in our dispatched tokens",
             needed="a dim for the groups of a row",
+        )
+
+
+def _indivisible(plan: Plan, planned: Sequence[PlannedTensor]) -> Iterator[Finding]:
+    """Dims of weights that the plan pads, or shards unevenly: MaxText does neither."""
+    cases = [
+        (each.tensor, dim, size, axes)
+        for each in planned
+        if each.tensor.kind == "weight"
+        for dim, size, axes in zip(each.tensor.dims, each.tensor.shape, each.dim_axes, strict=True)
+        # Layers that the stages do not divide are outside of the pipeline.
+        if dim != "layers" and size % plan.mesh.size(axes)
+    ]
+    for dim, size, axes in dict.fromkeys((dim, size, axes) for _, dim, size, axes in cases):
+        names = [tensor.name for tensor, *rest in cases if rest == [dim, size, axes]]
+        yield Finding(
+            code="SW123",
+            severity="error",
+            tensor=names[0],
+            where=f"layout '{plan.request.layout.name}' in rules for {plan.request.table.name}",
+            found=f"{counted(size, dim)} over {product(plan.mesh, axes)}, which the plan pads or shards unevenly: MaxText ends with an "
+            f"error, or shards them over fewer axes ({others(names, 'weight')})",
+            needed=f"axes whose product divides {size}",
         )
 
 

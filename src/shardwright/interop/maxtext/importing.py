@@ -15,6 +15,7 @@ from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
 from shardwright.interop.maxtext.model import model_of
+from shardwright.interop.maxtext.policy import policy_of
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.pipeline import with_stages_first
 from shardwright.interop.maxtext.reading.reading import KINDS
@@ -35,7 +36,8 @@ SIMILARITY = 0.92
 class MaxTextImport:
     """An imported configuration, the equivalent layout in roles, every finding, and the defaults that were chosen.
 
-    ``comparison`` None: the mesh has one device. ``pipeline``: its settings, where there are stages.
+    ``comparison`` None: the mesh has one device. ``pipeline``: its settings, where there are stages. ``remat``: its policy of recomputation
+    as ``--remat`` takes it; None where it has none.
     """
 
     imported: Imported
@@ -43,6 +45,7 @@ class MaxTextImport:
     pipeline: PipelineSettings | None
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
+    remat: str | None = None
 
     def to_json(self) -> dict[str, object]:
         imported, comparison = self.imported, self.comparison
@@ -61,6 +64,7 @@ class MaxTextImport:
             ],
             "tensors": [_tensor(placed, imported) for placed in imported.placed],
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_json()}),
+            **({} if self.remat is None else {"remat": self.remat}),
             "layout": None if comparison is None else layout_text(comparison.layout),
             "compared": 0 if comparison is None else comparison.compared,
             "differences": [] if comparison is None else [each.to_json() for each in comparison.differences],
@@ -101,6 +105,10 @@ def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
     if isinstance(pipeline, Finding):
         findings.append(pipeline)
         pipeline = None
+    remat = policy_of(imported.configuration, imported.table)
+    if isinstance(remat, Finding):
+        findings.append(remat)
+        remat = None
     layout = layout_of(imported, Path(request.file).stem, pipeline)
     if layout is not None:
         places = {str(scalar.value): scalar.position for scalar in imported.configuration.mesh_axes}
@@ -108,7 +116,12 @@ def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
         if comparison.finding is not None:
             findings.append(comparison.finding)
     return MaxTextImport(
-        imported=imported, comparison=comparison, pipeline=pipeline, findings=worst_first(findings), chosen=chosen
+        imported=imported,
+        comparison=comparison,
+        pipeline=pipeline,
+        findings=worst_first(findings),
+        chosen=chosen,
+        remat=remat,
     )
 
 

@@ -64,6 +64,7 @@ def model_of(requested: str | None, settings: Mapping[str, str], configuration: 
     Raises InputError, with name and reason, for a model that no table of ours can represent.
     """
     if requested is not None:
+        _refuse_dimensions_beside(requested, configuration)
         return Model(table=build(requested, settings))
     name = _named(configuration)
     known = {each: block for block, those in MODEL_NAMES.items() for each in those}
@@ -91,6 +92,20 @@ def model_of(requested: str | None, settings: Mapping[str, str], configuration: 
         )
     name = name or Path(configuration.subject).stem
     return _by_dimensions(configuration, name, settings, f"by the dimensions of {configuration.subject}")
+
+
+def _refuse_dimensions_beside(requested: str, configuration: Configuration) -> None:
+    """Refuse a key of the command line that sizes a model, beside ``--model``, whose sizes are its own.
+
+    In a file such keys are usual: ``--model`` is given to replace them.
+    """
+    sized = {**DIMS, **CHOICES, **PLAIN, **UNREAD}
+    key = next((key for key in configuration.settings if key in sized and _is_given(configuration, key)), None)
+    if key is not None:
+        raise InputError(
+            f"{GIVEN} {key}: it sizes the model of the files, and --model {requested} replaces that model. Give dimensions of "
+            f"{requested} as --set NAME=VALUE, or leave --model out."
+        )
 
 
 def _by_dimensions(configuration: Configuration, name: str, settings: Mapping[str, str], source: str) -> Model:

@@ -7,6 +7,7 @@ DeepSeek's layers those with experts are in the pipeline; dense layers, the embe
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from shardwright.core.findings.errors import InputError
@@ -15,6 +16,8 @@ from shardwright.core.layout.wording import count
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
+from shardwright.core.stages.assignment import Stage
+from shardwright.core.stages.padded import layers_of
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.resolution.tensors import PIPELINED
 
@@ -103,6 +106,35 @@ def _finding(configuration: Configuration, key: str, found: str, needed: str, fi
 def outside(plan: Plan) -> int:
     """The layers of a plan's pipeline that MaxText has outside of its own: its stages have equally many."""
     return 0 if plan.pipeline is None else pipelined_layers(plan.request.table) % plan.pipeline.choice.num_stages
+
+
+def unlike(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What MaxText's pipeline has otherwise than the plan's: what is found, and what is needed for it to be the same."""
+    if plan.pipeline is None:
+        return
+    choice, rest = plan.pipeline.choice, outside(plan)
+    each = pipelined_layers(plan.request.table) // choice.num_stages
+    if rest:
+        yield (
+            f"{count(rest, 'layer')} outside of MaxText's pipeline, whose stages have equally many: every stage has them",
+            "stages that divide the layers",
+        )
+    elif any(_pipelined_in(plan.request.table, stage) != each for stage in choice.stages):
+        yield (
+            f"{choice.text}: MaxText's stages have {count(each, 'layer')} each",
+            f"--stages with {count(each, 'layer')} in each stage",
+        )
+    if choice.microbatches % choice.ranks:
+        yield (
+            f"{count(choice.microbatches, 'microbatch')}: MaxText's are a multiple of its {choice.ranks} stages, and {choice.ranks} by default",
+            f"a multiple of {choice.ranks} microbatches",
+        )
+
+
+def _pipelined_in(table: ModelTable, stage: Stage) -> int:
+    """The layers of a stage that MaxText has in its pipeline."""
+    one_of_each = {weight.stack: weight for weight in table.weights if weight.stack in PIPELINED}
+    return sum(len(layers_of(weight, stage)) for weight in one_of_each.values())
 
 
 def settings_lines(plan: Plan) -> list[str]:

@@ -21,7 +21,7 @@ from shardwright.core.findings.nearest import nearest
 from shardwright.core.layout.wording import count, either
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.torchtitan.section import Section
-from shardwright.interop.torchtitan.vocabulary import AXES, DEGREES, KNOWN, REMOVED
+from shardwright.interop.torchtitan.vocabulary import AXES, DEGREES, KNOWN, REMOVED, RESHARD, RESHARDS
 
 EP = "expert_parallel_degree"
 SHARD = "data_parallel_shard_degree"
@@ -30,11 +30,13 @@ MAX_RANKS = BOUNDS["devices"].most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
-    """Sizes by axis, in the order of the ranks, and the degree of expert parallelism."""
+    """Sizes by axis, in the order of the ranks, and the degree of expert parallelism. ``keep_gathered``: weights are gathered once for the
+    forward and the backward pass."""
 
     sizes: Mapping[str, int]
     ep: int
     sequence_parallel: bool
+    keep_gathered: bool = False
 
     @property
     def world(self) -> int:
@@ -71,7 +73,13 @@ def degrees_of(section: Section, devices: int | None, natural: int | None) -> tu
         faults.append(_product(section, given, known, devices))
     if faults:
         raise FindingsError(faults)
-    return Degrees(sizes=given, ep=section.degree(EP), sequence_parallel=section.sequence_parallel), chosen
+    degrees = Degrees(
+        sizes=given,
+        ep=section.degree(EP),
+        sequence_parallel=section.sequence_parallel,
+        keep_gathered=section.keep_gathered,
+    )
+    return degrees, chosen
 
 
 def _ranks_that_fit(section: Section, given: Mapping[str, int], known: int, natural: int) -> int:
@@ -164,6 +172,18 @@ def check_degrees(section: Section, degrees: Degrees, table: ModelTable | None) 
                 needed=f"'{near}'" if near else "an existing option",
                 fix=f"Write '{near}'." if near else "",
             )
+    reshards = section.values.get(RESHARD)
+    if reshards is not None and reshards not in RESHARDS:
+        near = nearest(str(reshards), RESHARDS)
+        yield Finding(
+            code="SW111",
+            severity="error",
+            where=f"'{RESHARD}'",
+            position=section.positions.get(RESHARD),
+            found=f"{reshards!r}",
+            needed=either(RESHARDS),
+            fix=f"Write '{near}'." if near else "",
+        )
     for name, why in REMOVED.items():
         if name in section.values:
             yield _experts(

@@ -10,19 +10,22 @@ from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.layout.layout import Layout
+from shardwright.core.layout.wording import count
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.policies.policy import BASES
 from shardwright.core.resolution.request import Request
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.torchtitan.degrees import Degrees, check_degrees, degrees_of
 from shardwright.interop.torchtitan.layout import ep_is_no_box, layout_of, mesh_axes_of, mesh_of, rank_groups
 from shardwright.interop.torchtitan.reading import read_section
-from shardwright.interop.torchtitan.rows import StepRows, rows_of
+from shardwright.interop.torchtitan.recomputation import FIELD, findings_of, policy_of
+from shardwright.interop.torchtitan.rows import StepRows, in_its_words, rows_of
 from shardwright.interop.torchtitan.section import Section
 from shardwright.interop.torchtitan.stages import PipelineOptions, stages_of
-from shardwright.interop.torchtitan.vocabulary import AXES, MODELS
+from shardwright.interop.torchtitan.vocabulary import AXES, MODELS, RESHARD, STEP_ROWS, STEP_TOKENS
 from shardwright.models import build
 
 
@@ -44,7 +47,7 @@ class TorchTitanRequest:
 class TorchTitanImport:
     """The degrees, the layout and its mesh, the groups of rank 0, and every finding. ``plan``: where a model was named.
 
-    ``rows``: of a step, where the file sets them. ``stages``: of its pipeline. ``model``: TorchTitan's family and flavor. ``layout`` None: no mesh axes
+    ``rows``: of a step, where the file sets them. ``stages``: of its pipeline. ``remat``: the policy of recomputation, where a model is planned. ``model``: TorchTitan's family and flavor. ``layout`` None: no mesh axes
     express the degrees, and a finding gives the reason.
     """
 
@@ -58,6 +61,7 @@ class TorchTitanImport:
     model: tuple[str, str] | None
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
+    remat: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -68,6 +72,7 @@ class TorchTitanImport:
             "chosen": dict(self.chosen),
             "step": None if self.rows is None else self.rows.to_json(),
             **({} if self.stages is None else {"stages": self.stages.units, "schedule": self.stages.schedule}),
+            **({} if self.remat is None else {"remat": self.remat}),
             "torchtitan_model": None if self.model is None else " ".join(self.model),
             "layout": None if self.layout is None else layout_text(self.layout),
             "model": None if self.plan is None else self.plan.request.table.name,
@@ -83,7 +88,14 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
     """
     section = read_section(request.file, request.config)
     model = request.model or model_of(section)
-    table = None if model is None else build(model, request.settings)
+    return imported(request, section, None if model is None else build(model, request.settings))
+
+
+def imported(request: TorchTitanRequest, section: Section, table: ModelTable | None) -> TorchTitanImport:
+    """As ``import_torchtitan``, of options that have been read. ``table``: the model to plan the layout for.
+
+    Raises FindingsError (SW106) for degrees whose product is not the world size.
+    """
     natural = prod((table.natural_mesh or {}).values()) if table else None
     degrees, chosen = degrees_of(section, request.devices, natural)
     findings = list(check_degrees(section, degrees, table))
@@ -95,6 +107,8 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
     if isinstance(stages, Finding):
         findings.append(stages)
         stages = None
+    elif stages is not None and rows is not None and rows.passes > 1:
+        findings.append(_one_timetable(section, rows))
     blocked = any(finding.code == "SW109" and finding.severity == "error" for finding in findings)
     axes = None if blocked else mesh_axes_of(degrees)
     if axes is None:
@@ -116,14 +130,21 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
     places = {axis.name: section.positions.get(degree_of[axis.degree]) for axis in axes}
     layout = same_layout(layout_of(degrees, axes, request.name, stages), request.file, places)
     mesh = mesh_of(axes)
-    plan = None
+    plan = remat = None
     if table is not None:
+        if section.recomputation is not None:
+            remat = policy_of(section.recomputation, table, degrees.ep, stay=_stays(section, degrees))
+            findings += findings_of(section.recomputation, remat, table, in_stages=stages is not None)
+            if not section.recomputation.stated:
+                chosen = {**chosen, FIELD: section.recomputation.text}
         try:
-            plan = make_plan(_request(request, layout, table, rows, degrees, stages))
+            plan = make_plan(_request(request, layout, table, rows, degrees, stages, remat))
             # TorchTitan trains it, so our engine need not be able to.
             findings += [one for one in plan.findings if one.severity != "info" and one.code != NOT_RUN]
         except FindingsError as error:
             findings += error.findings
+        if request.batch is None:
+            findings = [in_its_words(one, section, rows) for one in findings]
         findings += _second_dim(degrees, table)
     return TorchTitanImport(
         degrees=degrees,
@@ -136,6 +157,28 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
         model=section.model,
         findings=worst_first(findings),
         chosen=chosen,
+        remat=remat,
+    )
+
+
+def _stays(section: Section, degrees: Degrees) -> bool:
+    """Whether weights stay gathered to the backward pass: where the file says so, and by default in a pipeline."""
+    return section.values.get(RESHARD, "default") == "never" or (
+        degrees.sizes["pp"] > 1 and section.values.get(RESHARD, "default") == "default"
+    )
+
+
+def _one_timetable(section: Section, rows: StepRows) -> Finding:
+    """Passes that accumulate gradients are timetables one after the other there."""
+    step = next((name for name in (STEP_TOKENS, STEP_ROWS) if name in section.training), STEP_TOKENS)
+    return Finding(
+        code="SW123",
+        severity="info",
+        where=f"'{step}'",
+        position=section.training_positions.get(step),
+        found=f"{rows.passes} passes in a step: TorchTitan runs the schedule for {count(rows.microbatches_of_pass, 'microbatch')} in each, "
+        f"and its ranks wait for each other at the ends of all",
+        needed=f"nothing; here a step is one timetable of {rows.microbatches} microbatches, with the same gradients and fewer waits",
     )
 
 
@@ -151,6 +194,7 @@ def _request(
     rows: StepRows | None,
     degrees: Degrees,
     stages: PipelineOptions | None,
+    remat: str | None,
 ) -> Request:
     batch = request.batch or (rows.batch if rows else table.natural_batch) or 1
     microbatches = rows.microbatches if rows is not None and request.batch is None else 1
@@ -168,6 +212,8 @@ def _request(
         engine="torch",
         dtype=table.dtype,
         stages=None if stages is None else stages.units,
+        # Of single activations or layers beside stages our engine runs none, and a fix is one that it can run.
+        remat=BASES[0] if remat is None or (stages is not None and remat not in BASES) else remat,
     )
 
 

@@ -21,7 +21,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.position import Position
 from shardwright.core.layout.layout import Layout, MeshEntry, RoleEntry, Rule
 from shardwright.core.layout.role_reading import components_of
-from shardwright.core.layout.roles import COMPONENTS
+from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.interop.layout_text import entry_of
 from shardwright.interop.torchtitan.degrees import Degrees
@@ -106,7 +106,9 @@ def _entry(axis: MeshAxis, degrees: Degrees, tp_has_experts: bool) -> RoleEntry:
     if axis.has_experts:
         roles["moe"] = "expert"
     alone = axis.degree == "tp" and axis.has_experts and roles["router"] == "context" and axis.name == "tp"
-    return entry_of(roles, sequence_parallel=parallel, weights="whole" if alone else None)
+    entry = entry_of(roles, sequence_parallel=parallel, weights="whole" if alone else None)
+    stores = not alone and any(ROLES[role].stores for role in roles.values())
+    return replace(entry, keep_gathered=True) if degrees.keep_gathered and stores else entry
 
 
 def _staged(entry: RoleEntry, stages: PipelineOptions | None) -> RoleEntry:

@@ -17,7 +17,20 @@ from shardwright.interop.torchtitan.program.modules import Module, parse_module
 from shardwright.interop.torchtitan.program.state import RaisedError, State
 from shardwright.interop.torchtitan.program.statements import run_module
 from shardwright.interop.torchtitan.program.values import Function, Items, Partial, Record, Scope, Unread
+from shardwright.interop.torchtitan.recomputation import (
+    BUDGET,
+    CLASSES,
+    EARLIER_CLASS,
+    FIELD,
+    FORCED,
+    MODE,
+    OPTION,
+    PER_OPERATION,
+    Recomputation,
+    of_options,
+)
 from shardwright.interop.torchtitan.section import Section
+from shardwright.interop.torchtitan.stages import FIRST_LESS, LAST_LESS, LAYERS_PER_STAGE, MODULES, SCHEDULE
 from shardwright.interop.torchtitan.vocabulary import (
     DEGREES,
     EARLIER_TRAINING,
@@ -34,7 +47,9 @@ from shardwright.interop.torchtitan.vocabulary import (
     TRAINING,
 )
 
+ABSENT = object()
 CALL = SECTIONS[SECTION]
+OF_STAGES = (SCHEDULE, LAYERS_PER_STAGE, FIRST_LESS, LAST_LESS, MODULES)
 WATCHED = (*DEGREES, *REMOVED, SEQUENCE, MICROBATCHES, MICROBATCH_ROWS)
 ROWS = (*TRAINING, *EARLIER_TRAINING, FIRST_ROWS)
 
@@ -155,7 +170,28 @@ def _of(found: Any, name: str, scope: Scope, state: State) -> Section:
         training_positions=places,
         model=model,
         other_weights=note,
+        recomputation=None if parent is None else _recomputation(parent, module.at(module.tree)),
     )
+
+
+def _recomputation(parent: Record, start: Position) -> Recomputation | None:
+    """Of the configuration with the section; a class of ours that is not known says nothing."""
+    value, position = parent.fields.get(FIELD, (ABSENT, start))
+    if value is ABSENT:
+        # Since June 2026; before March 2026 the default was every second layer.
+        return Recomputation(mode="selective", position=None, stated=False)
+    if value is None:
+        return Recomputation(mode="none", position=position)
+    kind = next((name for name in (*CLASSES, EARLIER_CLASS) if isinstance(value, Record) and _is(value, name)), None)
+    if kind is None or value.invalidated is not None:
+        why = value.why if isinstance(value, Unread) else "its class is not TorchTitan's"
+        return Recomputation(mode="full", position=position, unknown=why)
+    options = {name: _literal(found) for name, (found, _) in value.fields.items()}
+    unread = [name for name in (MODE, OPTION, BUDGET, *FORCED) if name in options and options[name] is None]
+    if unread:
+        return Recomputation(mode="full", position=position, unknown=f"'{unread[0]}' is computed")
+    mode = CLASSES.get(kind, options.get(MODE, "selective"))
+    return of_options(options, mode, PER_OPERATION, position)
 
 
 def _parent(found: Record) -> Record | None:
@@ -186,13 +222,22 @@ def _degrees(parallelism: Any, scope: Scope, state: State) -> tuple[dict[str, An
     positions: dict[str, Position] = {}
     for name, (value, position) in parallelism.fields.items():
         positions[name] = position
-        values[name] = value if plain(value) and not isinstance(value, Items) else None
-        if name in WATCHED and values[name] is None:
+        values[name] = _literal(value)
+        if values[name] is None and (name in WATCHED or (name in OF_STAGES and value is not None)):
             why = f": {value.why}" if isinstance(value, Unread) else ""
             place = value.position if isinstance(value, Unread) else position
-            message = f"'{name}' is computed by the program, which is parsed and not run{why}. Write a number."
+            needed = "a number" if name in WATCHED else "its value"
+            message = f"'{name}' is computed by the program, which is parsed and not run{why}. Write {needed}."
             raise _at(state, place, message)
     return values, positions
+
+
+def _literal(value: Any) -> Any:
+    """A value that is known, also a list of such; None for all else."""
+    if isinstance(value, Items | tuple):
+        items = [_literal(one) for one in value]
+        return None if None in items or getattr(value, "invalidated", None) is not None else items
+    return value if plain(value) else None
 
 
 def _training(training: Any) -> tuple[dict[str, Any], dict[str, Position]]:

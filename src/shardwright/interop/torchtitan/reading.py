@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 from shardwright.core.findings.errors import InputError
@@ -16,6 +18,16 @@ from shardwright.core.layout.faults import shown
 from shardwright.files.json_text import parse_json
 from shardwright.files.text import error_at, place_of, read_text
 from shardwright.interop.torchtitan.python import python_section
+from shardwright.interop.torchtitan.recomputation import (
+    BUDGET,
+    EARLIER_OPTION,
+    FIELD,
+    FORCED,
+    MODE,
+    OPTION,
+    Recomputation,
+    of_options,
+)
 from shardwright.interop.torchtitan.section import Section
 from shardwright.interop.torchtitan.vocabulary import (
     DEGREES,
@@ -108,8 +120,26 @@ def _from_tables(top: Any, text: str, source: str, *, quoted: bool) -> Section:
         and {**(EARLIER_TRAINING if {*stated} & {*EARLIER_TRAINING, FIRST_ROWS} else TRAINING), **stated},
         training_positions={key: _place(key, text, source, quoted=quoted) for key in stated},
         model=_model(top.get("model")),
+        recomputation=_recomputation(top, text, source, quoted=quoted),
         texts={source: text},
     )
+
+
+def _recomputation(top: Mapping[str, Any], text: str, source: str, *, quoted: bool) -> Recomputation | None:
+    """Of a file with the section, or with one of a step or a model; one with degrees alone says nothing of it."""
+    section = top.get(FIELD)
+    if section is None:
+        if not {"training", "model"} & set(top):
+            return None
+        return replace(_of_section({}, Position(source=source, line=1, column=1)), stated=False)
+    if not isinstance(section, dict):
+        raise InputError(f"{source}: '{FIELD}' is a section of options; found {shown(section)}.")
+    stated = [name for name in (MODE, OPTION, BUDGET, *FORCED) if name in section]
+    return _of_section(section, _place(stated[0] if stated else FIELD, text, source, quoted=quoted))
+
+
+def _of_section(section: Mapping[str, Any], position: Position) -> Recomputation:
+    return of_options(section, section.get(MODE, "selective"), EARLIER_OPTION, position)
 
 
 def _training(section: Any) -> dict[str, Any]:

@@ -10,8 +10,9 @@ A row has max_context_length tokens (seq_len in earlier versions).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import count
@@ -22,6 +23,8 @@ from shardwright.interop.torchtitan.vocabulary import (
     FIRST_ROWS,
     LENGTH,
     LOCAL_ROWS,
+    MICROBATCH_ROWS,
+    MICROBATCHES,
     STEP_ROWS,
     STEP_TOKENS,
     TOKENS,
@@ -50,6 +53,25 @@ class StepRows:
             "microbatches": self.microbatches_of_pass,
             "ranks": self.ranks,
         }
+
+
+def in_its_words(finding: Finding, section: Section, rows: StepRows | None) -> Finding:
+    """A finding of the core that asks for other rows or microbatches, with TorchTitan's options in place of ours."""
+    asked = {name: int(size) for name, size in re.findall(r"--(batch|microbatches) (\d+)", finding.fix or "")}
+    if rows is None or "microbatches" not in asked:
+        return finding
+    number = asked["microbatches"]
+    of_rank = asked.get("batch", rows.batch) // rows.ranks
+    each = of_rank // number
+    if TOKENS in section.training:
+        current = {TOKENS: section.training[TOKENS], MICROBATCHES: section.microbatches}
+        needed = {TOKENS: each * rows.length, MICROBATCHES: number}
+    else:
+        name = FIRST_ROWS if FIRST_ROWS in section.training else LOCAL_ROWS
+        current = {name: section.training.get(name), MICROBATCH_ROWS: max(1, section.rows_of_microbatch)}
+        needed = {name: of_rank, MICROBATCH_ROWS: each}
+    changes = [f"{name} = {size}" for name, size in needed.items() if size != current[name]]
+    return replace(finding, fix=f"Set {' and '.join(changes)}.")
 
 
 def rows_of(section: Section, degrees: Degrees) -> StepRows | Finding | None:

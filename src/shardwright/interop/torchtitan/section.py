@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.core.findings.position import Position
-from shardwright.interop.torchtitan.vocabulary import DEGREES, MICROBATCH_ROWS, MICROBATCHES, SEQUENCE
+from shardwright.interop.torchtitan.recomputation import Recomputation
+from shardwright.interop.torchtitan.vocabulary import DEGREES, MICROBATCH_ROWS, MICROBATCHES, RESHARD, SEQUENCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +17,8 @@ class Section:
 
     ``training``: the options of a step, with the defaults of the TorchTitan version that has these names. It is empty where
     the file sets none; a value is None where only running the program gives it. ``model``: family and flavor.
-    ``other_weights``: the option that gives the model other weights than its flavor has. ``texts``: the files read, for errors.
+    ``other_weights``: the option that gives the model other weights than its flavor has. ``recomputation``: None where the file has only
+    degrees. ``texts``: the files read, for errors.
     """
 
     source: str
@@ -26,6 +28,7 @@ class Section:
     training_positions: Mapping[str, Position] = field(default_factory=dict)
     model: tuple[str, str] | None = None
     other_weights: str = ""
+    recomputation: Recomputation | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
 
     def degree(self, name: str) -> int:
@@ -44,3 +47,8 @@ class Section:
     @property
     def sequence_parallel(self) -> bool:
         return bool(self.values.get(SEQUENCE, True))
+
+    @property
+    def keep_gathered(self) -> bool:
+        """Whether weights stay gathered from the forward to the backward pass, without a pipeline."""
+        return self.values.get(RESHARD) == "never" and self.degree("pipeline_parallel_degree") == 1

@@ -22,6 +22,10 @@ AXES = {
 """The mesh axis of each degree whose product is the world size."""
 
 SEQUENCE = "enable_sequence_parallel"
+RESHARD = "fsdp_reshard_after_forward"
+RESHARDS = ("default", "always", "never")
+"""When ``fully_shard`` frees weights that it has gathered: after a layer's forward pass; ``never``: after its backward pass. The default
+is ``always``, and ``never`` in a pipeline."""
 REMOVED = {"expert_tensor_parallel_degree": "tensor parallelism no longer shards experts (pytorch/torchtitan #3167)"}
 """Degrees of earlier versions that are no longer read, and why."""
 
@@ -34,7 +38,6 @@ NOT_PLACEMENT = (
     "enable_compiled_autograd",
     "enable_fsdp_symm_mem",
     "expert_parallel_comm_backend",
-    "fsdp_reshard_after_forward",
     "module_fqns_per_model_part",
     "num_pp_microbatches",
     "pipeline_parallel_expert_parallel_overlap",
@@ -53,7 +56,7 @@ MICROBATCHES = "num_pp_microbatches"
 """Microbatches of a pipeline in one pass; without a pipeline it is not read."""
 MICROBATCH_ROWS = "pipeline_parallel_microbatch_size"
 
-KNOWN = (*DEGREES, SEQUENCE, *REMOVED, *NOT_PLACEMENT)
+KNOWN = (*DEGREES, SEQUENCE, RESHARD, *REMOVED, *NOT_PLACEMENT)
 SECTION = "parallelism"
 EARLIER_SECTIONS = ("training", "experimental")
 """The sections in which earlier versions had some of the degrees."""

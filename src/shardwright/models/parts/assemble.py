@@ -44,6 +44,7 @@ def assemble(
         weights=rows.weights,
         activations=rows.activations,
         moves=rows.moves,
+        operations=rows.operations,
         num_layers=num_layers(architecture.stacks),
         dtype=dtype,
         top_k=experts.top_k if experts else None,

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from shardwright.core.model.table import Activation, Move
+from shardwright.core.model.table import Activation, Move, Operation
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
 from shardwright.models.parts.rows import TableRows, kernel, norm, num_layers, over_tokens
 
 HEADS = (("attention", "heads"), ("attention", "kv_heads"))
+
+OPERANDS = ("attention.queries_attended", "attention.keys_attended", "attention.values_attended")
+
+NORMALIZED = Operation(output="attention.input", inputs=("residual.stream",), reads=("residual.stream",))
+"""The norm before attention."""
+
+ATTENDED = (
+    Operation(output="attention.attended", inputs=OPERANDS, reads=(*OPERANDS, "attention.attended")),
+    Operation(output="attention.output", inputs=("attention.attended",)),
+    Operation(
+        output="attention.projected",
+        inputs=("attention.output",),
+        reads=("attention.output",),
+        weights=("attention.o",),
+    ),
+)
+"""From queries, keys and values to what attention adds to the residual stream."""
 
 
 def grouped_query_attention(architecture: Architecture, attention: GroupedQueryAttention) -> TableRows:
@@ -50,6 +67,23 @@ def grouped_query_attention(architecture: Architecture, attention: GroupedQueryA
             ),
             *query_rows.moves,
             Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
+        ),
+        operations=(
+            NORMALIZED,
+            *(
+                Operation(
+                    output=f"attention.{what}",
+                    inputs=("attention.input",),
+                    reads=("attention.input",),
+                    weights=(f"attention.{weight}",),
+                )
+                for what, weight in (("queries", "q"), ("keys", "k"), ("values", "v"))
+            ),
+            *(
+                Operation(output=f"attention.{what}_attended", inputs=(f"attention.{what}",))
+                for what in ("queries", "keys", "values")
+            ),
+            *ATTENDED,
         ),
     )
 

@@ -5,16 +5,53 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.core.model.precision import PRECISION, own_dtype
-from shardwright.core.model.table import Activation, Initializer, Move, Weight
+from shardwright.core.model.table import Activation, Initializer, Move, Operation, Weight
 from shardwright.models.parts.architecture import Architecture, Experts, Stack
-from shardwright.models.parts.feed_forward import feed_forward
-from shardwright.models.parts.rows import LAYER, TableRows, in_layers_of, joined, kernel, num_layers, over_tokens
+from shardwright.models.parts.feed_forward import AFTER_ATTENTION, feed_forward
+from shardwright.models.parts.rows import (
+    LAYER,
+    TableRows,
+    in_layers_of,
+    joined,
+    kernel,
+    num_layers,
+    operations_in,
+    over_tokens,
+)
 
 TOKENS = ("batch", "length")
 GROUPED = ("batch", "groups", "tokens")
 EXPERT_SIDE = ("experts", "batch", "groups", "slots", "embed")
 OVER_HIDDEN = (("moe", "mlp"),)
 ROUTED = own_dtype(PRECISION["router"].kept)
+
+
+OPERATIONS = (
+    Operation(output="router.input", inputs=(AFTER_ATTENTION,), reads=(AFTER_ATTENTION,)),
+    Operation(output="router.scores", inputs=("router.input",), reads=("router.input",), weights=("router.kernel",)),
+    Operation(output="router.experts", inputs=("router.scores",)),
+    Operation(output="router.chosen", inputs=("router.scores",), reads=("router.scores",)),
+    Operation(output="router.grouped", inputs=("router.input",)),
+    Operation(output="router.grouped_experts", inputs=("router.experts",)),
+    Operation(output="router.weights", inputs=("router.chosen",)),
+    Operation(output="router.dispatched", inputs=("router.grouped", "router.grouped_experts")),
+    Operation(output="moe.dispatched", inputs=("router.dispatched",)),
+    *(
+        Operation(
+            output=name, inputs=("moe.dispatched",), reads=("moe.dispatched",), weights=(name,), like="moe.hidden"
+        )
+        for name in ("moe.gate", "moe.up")
+    ),
+    # The hidden units are made of gate and up again wherever they are multiplied: an engine has no array of them to keep.
+    Operation(output="moe.output", inputs=("moe.gate", "moe.up"), reads=("moe.gate", "moe.up"), weights=("moe.down",)),
+    Operation(output="router.returned", inputs=("moe.output",)),
+    Operation(
+        output="router.combined",
+        inputs=("router.returned", "router.weights"),
+        reads=("router.returned", "router.weights", "router.grouped_experts"),
+    ),
+)
+"""From the residual stream to the sum of a token's experts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +104,7 @@ def experts_feed_forward(architecture: Architecture, experts: Experts, names: Pu
                 beside="shared.projected" if experts.shared_width else "",
             ),
         ),
+        operations=operations_in(stacks, OPERATIONS),
     )
     if not experts.shared_width:
         return routed

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from shardwright.core.model.table import Activation, Move, Weight
+from collections.abc import Iterator
+
+from shardwright.core.model.table import Activation, Move, Operation, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
 from shardwright.models.parts.attention import projected
-from shardwright.models.parts.rows import TableRows, in_layers_of, kernel, norm, num_layers, over_tokens
+from shardwright.models.parts.rows import TableRows, in_layers_of, kernel, norm, num_layers, operations_in, over_tokens
+
+AFTER_ATTENTION = "residual.middle"
+"""The residual stream between the two parts of a layer."""
 
 
 def dense_feed_forward(architecture: Architecture, width: int) -> TableRows:
@@ -42,12 +47,27 @@ def feed_forward(
             Move(source="residual.stream", target=f"{name}.input", feeds=(("mlp", "mlp"),), beside=beside),
             Move(source=f"{name}.projected", target="residual.stream", summed=(("mlp", "mlp"),), ends_layer=True),
         ),
+        operations=operations_in(stacks, _operations(name)),
     )
 
 
+def _operations(name: str) -> Iterator[Operation]:
+    given, gate, up, hidden = (f"{name}.{of}" for of in ("input", "gate", "up", "hidden"))
+    yield Operation(output=given, inputs=(AFTER_ATTENTION,), reads=(AFTER_ATTENTION,))
+    for of in (gate, up):
+        yield Operation(output=of, inputs=(given,), reads=(given,), weights=(of,), like=hidden)
+    yield Operation(output=hidden, inputs=(gate, up), reads=(gate, up))
+    yield Operation(output=f"{name}.projected", inputs=(hidden,), reads=(hidden,), weights=(f"{name}.down",))
+
+
 def feed_forward_norms(architecture: Architecture) -> TableRows:
-    """The scale of the norm before each feed-forward layer, which belongs to the residual stream."""
+    """The scale of the norm before each feed-forward layer, which belongs to the residual stream, and what it normalizes."""
     return TableRows(
+        operations=(
+            Operation(
+                output=AFTER_ATTENTION, inputs=("residual.stream", "attention.projected"), like="residual.stream"
+            ),
+        ),
         weights=tuple(
             norm(
                 stack,
@@ -58,7 +78,7 @@ def feed_forward_norms(architecture: Architecture) -> TableRows:
                 "post_attention_layernorm.weight",
             )
             for stack in architecture.stacks
-        )
+        ),
     )
 
 

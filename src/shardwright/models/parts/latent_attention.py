@@ -5,9 +5,19 @@ In DeepSeek-V3 a token's latent has 576 elements, its keys and values 40,960.
 
 from __future__ import annotations
 
-from shardwright.core.model.table import Activation, Move
+from collections.abc import Iterator
+
+from shardwright.core.model.table import Activation, Move, Operation
 from shardwright.models.parts.architecture import Architecture, LatentAttention, Stack
-from shardwright.models.parts.attention import attention_norm, mask_inputs, output_kernel, projected, queries
+from shardwright.models.parts.attention import (
+    ATTENDED,
+    NORMALIZED,
+    attention_norm,
+    mask_inputs,
+    output_kernel,
+    projected,
+    queries,
+)
 from shardwright.models.parts.rows import TableRows, kernel, norm, num_layers, over_tokens
 
 FEEDS_HEADS = (*over_tokens("attention"), ("attention", "heads"))
@@ -55,7 +65,26 @@ def latent_attention(architecture: Architecture, attention: LatentAttention) -> 
             *query_rows.moves,
             Move(source="attention.projected", target="residual.stream", summed=(("attention", "heads"),)),
         ),
+        operations=(NORMALIZED, *_operations(attention), *ATTENDED),
     )
+
+
+def _operations(attention: LatentAttention) -> Iterator[Operation]:
+    def product(output: str, source: str, weight: str) -> Operation:
+        inputs = (f"attention.{source}",)
+        return Operation(output=f"attention.{output}", inputs=inputs, reads=inputs, weights=(f"attention.{weight}",))
+
+    if attention.q_lora is None:
+        yield product("queries", "input", "q")
+    else:
+        yield product("query_latent", "input", "q_down")
+        yield product("queries", "query_latent", "q_up")
+    yield Operation(output="attention.queries_attended", inputs=("attention.queries",))
+    yield product("latent", "input", "kv_down")
+    # Its norm reads the latent.
+    yield Operation(output="attention.latent_attended", inputs=("attention.latent",), reads=("attention.latent",))
+    yield product("keys_attended", "latent_attended", "kv_up")
+    yield product("values_attended", "latent_attended", "kv_up")
 
 
 def _kernels(architecture: Architecture, attention: LatentAttention, stack: Stack):

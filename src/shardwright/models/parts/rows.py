@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from shardwright.core.model.table import Activation, Contraction, Initializer, Move, Weight
+from shardwright.core.model.table import Activation, Contraction, Initializer, Move, Operation, Weight
 from shardwright.models.parts.architecture import Architecture, Stack
 
 LAYER = "model.layers.{layer}."
@@ -14,11 +14,12 @@ LAYER = "model.layers.{layer}."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows:
-    """Weights, activations and moves of one part of a model."""
+    """Weights, activations and moves of one part of a model, and the operations of its layers."""
 
     weights: tuple[Weight, ...] = ()
     activations: tuple[Activation, ...] = ()
     moves: tuple[Move, ...] = ()
+    operations: tuple[Operation, ...] = ()
 
 
 def joined(groups: Iterable[TableRows]) -> TableRows:
@@ -28,6 +29,7 @@ def joined(groups: Iterable[TableRows]) -> TableRows:
         weights=tuple(row for group in groups for row in group.weights),
         activations=tuple(row for group in groups for row in group.activations),
         moves=tuple(row for group in groups for row in group.moves),
+        operations=tuple(row for group in groups for row in group.operations),
     )
 
 
@@ -91,6 +93,12 @@ def in_layers_of(stacks: Iterable[Stack], activations: Iterable[Activation]) -> 
     """The activations, restricted to the layers of the given stacks."""
     names = tuple(stack.name for stack in stacks)
     return tuple(replace(row, stacks=names) for row in activations)
+
+
+def operations_in(stacks: Iterable[Stack], operations: Iterable[Operation]) -> tuple[Operation, ...]:
+    """The operations, restricted to the layers of the given stacks."""
+    names = tuple(stack.name for stack in stacks)
+    return tuple(replace(row, stacks=names) for row in operations)
 
 
 def num_layers(stacks: Iterable[Stack]) -> int:

@@ -9,11 +9,12 @@ from rich.text import Text
 
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.rewrites import TORCH, family
-from shardwright.compiled.reading.program import CompiledProgram
+from shardwright.compiled.reading.program import CompiledProgram, exposures
 from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.report.compile.agreement_view import agreement_table
 from shardwright.report.compile.compiled_memory_view import compiled_memory_table, ranks_table, temporaries_table
+from shardwright.report.compile.exposure_view import exposure_table
 from shardwright.report.plan.findings_view import counted, findings_list
 from shardwright.report.plan.head import head
 from shardwright.report.text.columns import section
@@ -36,11 +37,13 @@ def compile_view(
         parts = [
             head(plan, colors, chosen),
             _compiled(program),
-            section("memory of one device", compiled_memory_table(plan, program, agreement, width)),
+            section("memory of one device", compiled_memory_table(plan, program, width)),
             section(
                 "collectives of one step, per device: predicted and compiled", agreement_table(agreement, colors, width)
             ),
         ]
+        if found := exposures(program.collectives):
+            parts.append(section("communication that the schedule leaves exposed", exposure_table(plan, found, width)))
         if program.ranks:
             parts.append(
                 section("peak memory of each rank: planned and in the dry run", ranks_table(program.ranks, width))
@@ -66,4 +69,6 @@ def _compiled(program: CompiledProgram) -> Text:
     line.append(f": {several(ops, 'tensor')} in the collectives of its text")
     for tool in program.tools:
         line.append(f"; {tool.name} {tool.version}")
+    for name, value in program.options.items():
+        line.append(f"; {name}={value}")
     return line.append("\n")

@@ -8,7 +8,6 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.reading.program import CompiledProgram, RankMemory, Temporary
 from shardwright.core.plan.plan import Plan
 from shardwright.core.stages.notation import stages_text
@@ -23,7 +22,7 @@ MOST_RANKS = 32
 """Ranks of a pipeline that are drawn: the first and the last ones of more."""
 
 
-def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agreement, width: int) -> RenderableType:
+def compiled_memory_table(plan: Plan, program: CompiledProgram, width: int) -> RenderableType:
     """The plan's memory, then the program's. With chips, a full bar is a chip's usable memory."""
     predicted, compiled, chip = plan.memory, program.memory, plan.request.chip
     total, peak = predicted.total_bytes_per_device, compiled.peak_bytes
@@ -69,37 +68,55 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, agreement: Agree
         rows.append(RowGroup(heading=Text(heading, style="dim"), cells=cells))
     columns = [Column(header="part"), Column(header="bytes", right=True), Column(header="", right=True)]
     columns.append(Column(header="", flexible=True))
-    text = (
-        f"The plan's total is {abs(agreement.memory_error):.1%} {'above' if agreement.memory_error >= 0 else 'below'} "
-    )
-    text += "the peak" + (f", which is {peak / chip.usable_bytes:.1%} of what the chip has." if chip else ".")
+    text = f"The plan's total is {_above(total, peak)} the peak"
+    text += f", which is {peak / chip.usable_bytes:.1%} of what the chip has." if chip else "."
+    if (even := program.planned_even_bytes) is not None:
+        text += (
+            f" It is that of the worst case of routing. With as many rows for every expert, as here, it is {pretty_bytes(even)}, "
+            f"{_above(even, peak)} the peak."
+        )
+    # To a simulated device the host's memory is its own.
+    if predicted.host_bytes and not program.target.startswith("cpu:"):
+        text += (
+            f" In the host's memory: {pretty_bytes(compiled.host_bytes)}, planned {pretty_bytes(predicted.host_bytes)}."
+        )
     return Group(aligned(columns, rows, width), Text(""), Padding(Text(text, style="dim"), (0, 0, 0, INDENT)))
 
 
+def _above(planned: int, peak: int) -> str:
+    error = (planned - peak) / peak if peak else 0.0
+    return f"{abs(error):.1%} {'above' if error >= 0 else 'below'}"
+
+
 def ranks_table(ranks: Sequence[RankMemory], width: int) -> RenderableType:
-    """The peak of each rank of a pipeline beside the plan's."""
+    """The peak of each rank of a pipeline beside the plan's; where that is more for the worst case of routing, beside both."""
+    even = any(one.planned_even_bytes is not None for one in ranks)
     columns = [
         Column(header="rank", right=True),
         Column(header="units"),
         Column(header="planned", right=True),
+        *([Column(header="with even routing", right=True)] if even else []),
         Column(header="dry run", right=True),
-        Column(header="of the plan", right=True),
+        Column(header="of that" if even else "of the plan", right=True),
     ]
     shown = [
         one
         for one in ranks
         if len(ranks) <= MOST_RANKS or not MOST_RANKS // 2 <= one.rank < len(ranks) - MOST_RANKS // 2
     ]
-    rows = [
-        [
-            Text(str(one.rank)),
-            Text("  ".join(stages_text([letters]) for letters in one.units)),
-            Text(pretty_bytes(one.planned_bytes)),
-            Text(pretty_bytes(one.peak_bytes)),
-            Text(f"{one.peak_bytes / one.planned_bytes:.1%}"),
-        ]
-        for one in shown
-    ]
+    rows = []
+    for one in shown:
+        same = one.planned_bytes if one.planned_even_bytes is None else one.planned_even_bytes
+        rows.append(
+            [
+                Text(str(one.rank)),
+                Text("  ".join(stages_text([letters]) for letters in one.units)),
+                Text(pretty_bytes(one.planned_bytes)),
+                *([Text(pretty_bytes(same))] if even else []),
+                Text(pretty_bytes(one.peak_bytes)),
+                Text(f"{one.peak_bytes / same:.1%}"),
+            ]
+        )
     left_out = len(ranks) - len(shown)
     lines = [Padding(Text(f"{left_out} ranks in the middle are left out", style="dim"), (0, 0, 0, INDENT))]
     return Group(aligned(columns, [RowGroup(cells=rows)], width), *(lines if left_out else []))

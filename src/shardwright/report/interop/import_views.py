@@ -33,6 +33,7 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
             "mesh": str(found.mesh or ""),
             "step": "" if found.rows is None else _step(found.rows),
             "stages": _stages(found),
+            "recomputed": found.remat or "",
             "model": _model_of(found),
         }
         sections = [heading(source, lines, found.chosen)]

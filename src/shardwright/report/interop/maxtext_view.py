@@ -36,6 +36,8 @@ def maxtext_view(found: MaxTextImport) -> View:
         }
         if found.pipeline is not None:
             lines["pipeline"] = _pipeline(found.pipeline)
+        if found.remat is not None:
+            lines["recomputed"] = f"--remat {found.remat}"
         if imported.configuration.not_read:
             lines["not read"] = f"{', '.join(imported.configuration.not_read)}: they change no layout"
         sections = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]

@@ -50,8 +50,10 @@ def exported_view(exported: Exported) -> View:
     """The folder that was written, its model, and what was left out."""
 
     def view(_: int) -> RenderableType:
-        config = "none was kept: add the model's own"
-        if exported.model.config is not None:
+        config = "none: no class of transformers is known for this architecture. Add the model's own"
+        if exported.model.config_is_written:
+            config = "written from the architecture; the ids of special tokens are null"
+        elif exported.model.config is not None:
             config = ", ".join(["copied", *exported.config_changes])
         weights = (
             f"{several(exported.num_tensors, 'published tensor')}, {pretty_bytes(exported.num_bytes)} in "

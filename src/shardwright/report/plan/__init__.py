@@ -7,5 +7,6 @@ tensor_tables.py     weights and activations
 collectives_view.py  the collectives of a step
 memory_view.py       bytes on one device
 pipeline_view.py     the stages of a pipeline
+choices_view.py      what was chosen by cost, with all options
 findings_view.py     findings, with carets
 """

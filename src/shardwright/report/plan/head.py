@@ -71,6 +71,7 @@ def _computation(plan: Plan) -> str:
         + ("" if request.gradients_dtype is None else f"gradients {request.gradients_dtype}, ")
         + ("" if request.master_dtype is None else f"master weights {request.master_dtype}, ")
         + f"moments {request.moments_dtype}; recomputed: {request.remat}"
+        + ("" if request.loss_chunks == 1 else f"; loss in {request.loss_chunks} chunks")
     )
 
 
@@ -96,8 +97,9 @@ def _precision(plan: Plan) -> str:
     free = (
         "free of the layout" if not bound else f"{bound} of {several(len(operands), 'operand')} not free of the layout"
     )
+    rests = ", at rest too" if recipe.rest_quantized else ""
     return (
-        f"{recipe.name}: {several(len(plan.quantized), 'weight')} of {components}; "
+        f"{recipe.name}: {several(len(plan.quantized), 'weight')} of {components}{rests}; "
         f"amaxes {'reduced over ' + ', '.join(over) if over else 'reduced over no axis'}; {free}"
     )
 

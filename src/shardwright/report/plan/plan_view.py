@@ -8,7 +8,8 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
-from shardwright.core.plan.plan import MoeMove, Plan
+from shardwright.core.plan.plan import Plan
+from shardwright.report.plan.choices_view import choices_table
 from shardwright.report.plan.collectives_view import collectives_table
 from shardwright.report.plan.findings_view import counted, findings_list
 from shardwright.report.plan.head import head
@@ -42,7 +43,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
         if plan.step is not None:
             parts.append(section("one step, estimated", _paragraph(_step(plan)), *map(_paragraph, _sources(plan))))
         if plan.choices:
-            parts.append(section("chosen by cost", *(_paragraph(_choice(choice)) for choice in plan.choices)))
+            parts.append(section("chosen by cost", choices_table(plan.choices, width)))
         title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
         return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
 
@@ -80,12 +81,21 @@ def _step(plan: Plan) -> str:
         f"communicating {pretty_seconds(step.communication_seconds)}, "
         f"of which {pretty_seconds(step.exposed_seconds)} is not hidden"
     )
+    if step.host_seconds is None:
+        text += f", and without copies to the host and back: the link of a {_chip(plan)} has no figure here"
+    elif step.host_seconds:
+        text += f", copying to the host and back {pretty_seconds(step.host_seconds)}, "
+        text += f"of which {pretty_seconds(step.host_exposed_seconds)} is not hidden"
     if step.idle_seconds:
         text += f", stages waiting {pretty_seconds(step.idle_seconds)}"
     if step.low_seconds is not None and step.high_seconds is not None:
         low, high = pretty_seconds(step.low_seconds), pretty_seconds(step.high_seconds)
         text += "" if low == high else f"; nine of ten such steps would take {low} to {high}"
     return text
+
+
+def _chip(plan: Plan) -> str:
+    return plan.request.chip.name if plan.request.chip is not None else "device"
 
 
 def _sources(plan: Plan) -> list[str]:
@@ -101,11 +111,3 @@ def _sources(plan: Plan) -> list[str]:
         if others:
             lines.append(f"{constant.name} {constant.value:.4g} ({constant.source}); also {others}")
     return lines
-
-
-def _choice(choice: MoeMove) -> str:
-    options = []
-    for option, number in sorted(choice.wire_bytes.items(), key=lambda item: item[1]):
-        timed = f", {pretty_seconds(choice.seconds[option])}" if option in choice.seconds else ""
-        options.append(f"{option} {pretty_bytes(number)}{timed}")
-    return f"{choice.what} {choice.chosen}; sent by a device per layer: {'; '.join(options)}"

@@ -91,10 +91,12 @@ def _weight(
     assert row.at_rest is not None
     at_rest, in_use = colors.spec(str(row.at_rest)), colors.spec(str(row.in_use))
     gradient = _gradient(row, colors, larger)
-    same = row.at_rest == row.in_use
+    # Axes of size 1 are left out of both.
+    same = at_rest.plain == in_use.plain
     lines = [at_rest] if same else [at_rest, Text.assemble(ARROW, in_use)]
-    if row.update_is_sharded:
-        lines.append(Text.assemble(("update: ", "dim"), colors.spec(str(row.updated))))
+    in_update = colors.spec(str(row.updated))
+    if in_update.plain != at_rest.plain:
+        lines.append(Text.assemble(("update: ", "dim"), in_update))
     if form == "three lines" and gradient:
         lines.append(Text.assemble(("grad: ", "dim"), gradient))
     specs = Text(" " if form == "one line" else "\n").join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shardwright.core.layout.wording import plural
+
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("", " K", " M", " B", " T")
 
@@ -43,10 +45,10 @@ def pretty_seconds(seconds: float) -> str:
 
 def several(number: int, noun: str) -> str:
     """
-    >>> several(1, "file"), several(2000, "file")
-    ('1 file', '2,000 files')
+    >>> several(1, "file"), several(2000, "box")
+    ('1 file', '2,000 boxes')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun if number == 1 else plural(noun)}"
 
 
 def _digits(value: float) -> str:

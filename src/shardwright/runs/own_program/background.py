@@ -1,4 +1,4 @@
-"""Saves a user's own program while it goes on: each save waits only until the state is copied to host memory."""
+"""Saves a user's own program while it goes on: a thread writes a copy of the state in host memory."""
 
 from __future__ import annotations
 
@@ -29,12 +29,18 @@ class BackgroundSaves:
         weakref.finalize(self, self._saver.wait_here)
 
     def save_state(self, state: ProgramState, step: int, metrics: Mapping[str, float] | None = None) -> Place:
-        """Begin to save a state, and return the directory that it will have. The program may change the state afterwards.
+        """Begin to save a state, and return the directory that it will have.
+
+        The program may change the state afterwards, but for what lasts until its update: it calls ``wait_copied`` before.
 
         Raises CheckpointError in all processes for a state that cannot be saved, and for a save before that failed.
         """
         found = to_write(state, step, self._members, keep=self._keep, metrics=metrics)
         return self._saver.save(found.point, found.infos, iter(found.boxes))
+
+    def wait_copied(self) -> None:
+        """Wait until the state in flight is copied to host memory. It costs nothing where it is; a copy that failed is an error of the next ``check``, ``save`` or ``wait``."""
+        self._saver.wait_copied()
 
     def check(self) -> None:
         """Raises the CheckpointError of a save in flight that has failed in this process. It costs nothing: call it each step."""

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shardwright.checkpoint import Checkpoint
+from shardwright.checkpoint.format.manifest import PROGRAM
 from shardwright.core.findings.errors import InputError
-from shardwright.runs.own_program.store import JAX, PROGRAM, STATE_DICT, TORCH, VALUES
-from shardwright.runs.own_program.values import Reference, decoded
+from shardwright.runs.own_program.store import JAX, STATE_DICT, TORCH, VALUES
+from shardwright.runs.own_program.values import Reference, as_python, decoded
 
 StatePath = tuple[str | int, ...]
 """Where an entry of a nested state is: keys of mappings and numbers of lists, from the outside in."""
@@ -50,7 +51,7 @@ class Entries:
 
 def entries_of(checkpoint: Checkpoint) -> Entries:
     metadata = checkpoint.point.metadata
-    values = decoded(metadata[VALUES]) if type(metadata.get(VALUES)) is dict else {}
+    values = as_python(decoded(metadata[VALUES])) if type(metadata.get(VALUES)) is dict else {}
     program = metadata.get(PROGRAM)
     if program == TORCH:
         return _of_module(checkpoint, values)

@@ -9,7 +9,8 @@ from itertools import groupby
 import numpy as np
 import xxhash
 
-from shardwright.checkpoint import CheckpointError, TensorInfo
+from shardwright.checkpoint import CheckpointError, OwnedBox, TensorInfo
+from shardwright.checkpoint.writing.data_file import Lasts
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import ShardwrightError
 
@@ -18,12 +19,13 @@ from shardwright.core.findings.errors import ShardwrightError
 class HeldShard:
     """A box that this process holds. ``read``: its elements in the box's shape, opaque or in the tensor's dtype.
 
-    ``lasting``: as of ``OwnedBox``.
+    ``lasts`` and ``copy``: as of ``OwnedBox``.
     """
 
     box: Box
     read: Callable[[], np.ndarray]
-    lasting: bool = False
+    lasts: Lasts = "now"
+    copy: Callable[[np.ndarray | None], np.ndarray] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +44,24 @@ class HeldTensor:
 
 def read(name: str, shard: HeldShard) -> np.ndarray:
     """The elements of a shard. Raises CheckpointError for whatever goes wrong, with the tensor's name."""
+    return _explained(name, shard, shard.read)
+
+
+def owned(name: str, shard: HeldShard) -> OwnedBox:
+    """The box as its owner passes it to a save."""
+    copy = shard.copy
+    return OwnedBox(
+        name=name,
+        box=shard.box,
+        array=lambda: read(name, shard),
+        lasts=shard.lasts,
+        copy=None if copy is None else lambda earlier: _explained(name, shard, lambda: copy(earlier)),
+    )
+
+
+def _explained(name: str, shard: HeldShard, do: Callable[[], np.ndarray]) -> np.ndarray:
     try:
-        return shard.read()
+        return do()
     except ShardwrightError:
         raise
     except Exception as error:

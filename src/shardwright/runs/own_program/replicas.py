@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from shardwright.checkpoint import CheckpointError, OwnedBox
-from shardwright.runs.own_program.held import HeldShard, HeldTensor, digest, read
+from shardwright.runs.own_program.held import HeldShard, HeldTensor, digest, owned, read
 from shardwright.runs.own_program.members import Members
 
 AT_A_TIME = 1024
@@ -68,7 +68,7 @@ def boxes_to_write(held: Mapping[str, HeldTensor], names: Sequence[str], members
         for one, code in zip(mine, codes, strict=True):
             writers = holders[code]
             if writers[one.turn % len(writers)][0] == members.index:
-                own.append(_owned(one.name, one.shards[0]))
+                own.append(owned(one.name, one.shards[0]))
     _refuse(different, members)
     return own
 
@@ -132,7 +132,3 @@ def _against(parties: Sequence[Sequence[int]], members: Members) -> str:
         return f"devices of {members.named(parties[0])} hold other values than each other"
     shown = " and ".join(members.named(one) for one in parties[:3])
     return f"{shown}{f' and {len(parties) - 3} more groups' if len(parties) > 3 else ''} hold other values"
-
-
-def _owned(name: str, shard: HeldShard) -> OwnedBox:
-    return OwnedBox(name=name, box=shard.box, array=lambda: read(name, shard), lasting=shard.lasting)

@@ -16,9 +16,11 @@ from shardwright.checkpoint import (
     TensorInfo,
     open_checkpoint,
     open_newest,
+    open_step,
 )
-from shardwright.checkpoint.folder.names import step_directory
+from shardwright.checkpoint.format.manifest import PROGRAM
 from shardwright.checkpoint.retention.rules import rules_of
+from shardwright.checkpoint.writing.save import require_name
 from shardwright.core.findings.errors import InputError
 from shardwright.runs.own_program.held import HeldTensor
 from shardwright.runs.own_program.members import Members
@@ -27,8 +29,8 @@ from shardwright.runs.own_program.values import decoded, merged
 from shardwright.runs.saving import save
 from shardwright.storage.url import Place, parsed_place
 
-PROGRAM, VALUES = "program", "values"
-"""The keys of a checkpoint's metadata that say which framework saved it, and hold its values."""
+VALUES = "values"
+"""The key of a checkpoint's metadata that holds its values; ``PROGRAM`` says which framework saved it."""
 MOST_STEPS = 10**18
 TORCH, JAX, STATE_DICT = "torch", "jax", "dcp"
 """The frameworks: of a module, of a pytree, and of a state dict that ``torch.distributed.checkpoint`` has saved."""
@@ -99,7 +101,7 @@ def to_write(
     rules look at a metric that the save does not have.
     """
     step = members.here("the step", lambda: whole_step(step))
-    members.here("which checkpoints are kept", lambda: rules_of(keep, metrics or {}))
+    metrics = members.here("which checkpoints are kept", lambda: _numbers(keep, metrics or {}))
     own = members.here("the names of tensors", lambda: _by_name(state.held))
     infos = _infos_of_all(own, members)
     joined = merged(state.values, members)
@@ -119,6 +121,16 @@ def whole_step(step: Any) -> int:
     return found
 
 
+def _numbers(keep: Keep, metrics: Mapping[str, Any]) -> Mapping[str, float]:
+    """The metrics as numbers of Python, also of those that are one element of NumPy, JAX or PyTorch. Raises as ``rules_of``."""
+    found = {
+        name: value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+        for name, value in metrics.items()
+    }
+    rules_of(keep, found)
+    return found
+
+
 def open_program(folder: Place | str, step: int | None, members: Members) -> Checkpoint:
     """The checkpoint of a step, or of the newest one. One process chooses it, and all open it.
 
@@ -130,7 +142,7 @@ def open_program(folder: Place | str, step: int | None, members: Members) -> Che
         if members.index:
             return ""
         place = parsed_place(folder)
-        checkpoint = open_newest(place) if step is None else open_checkpoint(step_directory(place, whole_step(step)))
+        checkpoint = open_newest(place) if step is None else open_step(place, whole_step(step))
         return str(checkpoint.directory)
 
     directory = members.all_do("the checkpoint to load", chosen)[0]
@@ -161,6 +173,7 @@ def values_of(
 def _by_name(held: Sequence[HeldTensor]) -> Mapping[str, HeldTensor]:
     found: dict[str, HeldTensor] = {}
     for one in held:
+        require_name(one.info.name)
         if one.info.name in found:
             raise CheckpointError(
                 f"two tensors are called '{one.info.name}'. Give each a name of its own.", code="SW504"

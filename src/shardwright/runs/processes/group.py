@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol
 
 from shardwright.core.findings.errors import InputError, ShardwrightError, exit_code_of
@@ -214,6 +215,7 @@ class Several:
         if self._leaving.wait(grace_s):
             return
         self._shown.end(f"process {self.index} of {self.count}: {why}", exit_code)
+        _silence()
         self._await_others()
         os._exit(exit_code)
 
@@ -221,6 +223,13 @@ class Several:
         if self._hub is not None:
             self._channel.close()
             self._hub.join(FAREWELL_S)
+
+
+def _silence() -> None:
+    """Discard what threads of a framework still write to standard error: it is a consequence, and would follow the cause."""
+    sys.stderr.flush()
+    with open(os.devnull, "wb") as nowhere, suppress(OSError):
+        os.dup2(nowhere.fileno(), 2)
 
 
 def must_agree(group: Group, values: dict[str, Any], what: str) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.engine_torch.modules.parts.initial import Parameter
 
 _OVERLAP = "Communication is not overlapped by the module"
 _SAVED = "Leave it out: gradients are accumulated by autograd, which fully_shard reduces"
@@ -34,6 +37,7 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
     "seq_length": (None, "Leave it out: any number of tokens is accepted"),
     "micro_batch_size": (None, "Leave it out: any number of tokens is accepted"),
     "gated": (None, "Give activation='swiglu', 'geglu' or 'reglu'"),
+    "activation_params": (None, "Give an activation without parameters"),
     "checkpoint": (False, "Use torch.utils.checkpoint"),
     "save_for_backward_fp8": (False, "Leave it out"),
     "single_grouped_weight": (False, "Leave it out: each of num_gemms has a weight of its own"),
@@ -44,7 +48,7 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
     "cp_global_ranks": (None, "Context parallelism is that of shardwright train"),
     "cp_stream": (None, "Context parallelism is that of shardwright train"),
     "cp_comm_type": ("p2p", "Context parallelism is that of shardwright train"),
-    "window_size": (None, "Give attn_mask_type 'causal' or 'no_mask'"),
+    "return_max_logit": (False, "Leave it out"),
     "softmax_type": ("vanilla", "Only the ordinary softmax is computed"),
 }
 """By name: Transformer Engine's default, and what to do instead."""
@@ -54,7 +58,38 @@ def refuse(module: str, others: Mapping[str, Any], known: Sequence[str] = ()) ->
     """Raises InputError for an argument that a module does not have, or has only by its default."""
     for name, value in others.items():
         if name not in UNUSED:
-            raise InputError(f"{module} has no argument '{name}'. {did_you_mean(name, known)}".rstrip())
+            names = [one for one in known if one not in ("self", "others", "options", "parameters")]
+            raise InputError(f"{module} has no argument '{name}'. {did_you_mean(name, names)}".rstrip())
         default, instead = UNUSED[name]
         if value != default:
             raise InputError(f"{module}: {name}={value!r} is Transformer Engine's, and is not done here. {instead}.")
+
+
+def require_positive(label: str, name: str, number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+        raise InputError(f"{label}: {name} is {number!r}; it must be a whole number from 1.")
+    return number
+
+
+def require_sizes(parameter: Parameter, label: str) -> None:
+    """Raises InputError for a parameter with a size that no tensor has."""
+    for dim, size in enumerate(parameter.shape):
+        require_positive(label, f"dim {dim} of '{parameter.name}' {parameter.shape}", size)
+
+
+def require_wide(dtype: object, label: str) -> torch.dtype:
+    """Raises InputError for a dtype that parameters cannot have: a code without its scale is no parameter."""
+    wide = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+    if dtype not in wide:
+        raise InputError(
+            f"{label}: params_dtype is {dtype!r}; it must be one of {', '.join(map(str, wide))}. Weights are quantized when they are "
+            f"multiplied, as recipe says."
+        )
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def require_floats(x: torch.Tensor, label: str) -> None:
+    """Raises InputError for tokens that are no floats: a weight in their dtype would be zeros."""
+    if not x.is_floating_point() or x.element_size() < 2:
+        raise InputError(f"{label}: its input is {x.dtype}; it must be floats, as bfloat16. Cast it.")

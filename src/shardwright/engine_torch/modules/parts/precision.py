@@ -13,17 +13,21 @@ reduced over the ranks that shard it:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.recipes.delayed import is_computed
+from shardwright.core.recipes.kernels import product_kernels
 from shardwright.core.recipes.presets import PRESETS, preset
 from shardwright.core.recipes.recipe import DIMS, ENTIRE, PER_TENSOR, Dim, Operand, Product, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, peers_in
+from shardwright.engine_torch.precision.kernels import product_device
 
 Place = tuple[Product, Operand]
 
@@ -61,10 +65,17 @@ def recipe_of(recipe: object) -> Recipe | None:
 
 
 def _require_no_selection(recipe: Recipe) -> None:
-    """Raises InputError for entries that speak of the layers of a model, and for weights that are gathered as codes."""
-    if recipe.gather_quantized:
+    """Raises InputError for entries that speak of the layers of a model, for weights that are gathered as codes, and for tokens that
+    are sent as codes."""
+    if recipe.of_codes:
+        option = "gather_quantized" if recipe.gather_quantized else "rest_quantized"
         raise InputError(
-            f"recipe '{recipe.name}': gather_quantized is true, and these modules quantize weights after they are gathered. Leave it out."
+            f"recipe '{recipe.name}': {option} is true, and these modules quantize weights after they are gathered. Leave it out."
+        )
+    if recipe.dispatch_quantized:
+        raise InputError(
+            f"recipe '{recipe.name}': dispatch_quantized is true, and these modules send no tokens. Leave it out, and quantize tokens where "
+            f"your program sends them."
         )
     for name in ("high", "high_layers", "quantized"):
         if getattr(recipe, name):
@@ -141,6 +152,16 @@ def low_precision(
         delayed={place: f"{name}.{place[1]}" for place, each in recipe.quantizers.items() if each.amax == "delayed"},
         site=site,
     )
+
+
+def with_kernels(low: LowPrecision | None, x: torch.Tensor) -> LowPrecision | None:
+    """The same with the kernels of its products, as the device and the dtype of tokens have them."""
+    if low is None:
+        return None
+    device, dtype = product_device(x.device.type), str(x.dtype).removeprefix("torch.")
+    # A grouped layer has a product of its own for each weight.
+    chosen = product_kernels(low.quantizers, device, "torch", experts=False, dtype=dtype)
+    return replace(low, kernels={product: one.name for product, one in chosen.items()})
 
 
 def require_units(

@@ -66,6 +66,12 @@ class _Exchanged(torch.autograd.Function):
         return EXCHANGES[ctx.exchange][1](cotangents[0], ctx.peers), None, None
 
 
+def in_autocast(x: torch.Tensor) -> torch.Tensor:
+    """Tokens in the dtype of ``torch.autocast``, where it is on: that of the products, which it does not see into."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def entered(x: torch.Tensor, mode: Mode | None, *, sequence_parallel: bool, peers: Peers) -> torch.Tensor:
     """The input of a linear layer, as its local weight needs it."""
     if mode != "column":

@@ -92,6 +92,7 @@ class Exported:
             "num_tensors": self.num_tensors,
             "bytes": self.num_bytes,
             "config": self.model.config is not None,
+            "config_written": self.model.config_is_written,
             "config_changes": list(self.config_changes),
             "moments_left_out": self.moments,
             "averages_left_out": self.averages,
@@ -127,6 +128,7 @@ def export_weights(request: WeightsExport, progress: Progress = unseen) -> Expor
     if model.config is not None:
         trained = [dtypes[tensor.name] for tensor in tensors if not tensor.pieces[0].weight.frozen]
         config, changes = exported_config(model.config, max(trained, key=trained.count), fp8 and fp8.block)
+        changes = () if model.config_is_written else changes
     dtypes |= {name: info.dtype for name, info in kept.items()}
     dtypes.update(fp8.dtypes() if fp8 else {})
     scales = fp8.scales(tensors) if fp8 else ()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardwright.checkpoint.reading.casting import FLOATS
+from shardwright.checkpoint.reading.casting import FLOATS, cast
 from shardwright.checkpoint.writing.data_file import CHUNK_BYTES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.escaped import escaped
@@ -20,10 +20,12 @@ from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.files.quantized import FP8, faults
 from shardwright.interop.hugging_face.weights.files.safetensors_file import BY_CODE, FoundTensor
 from shardwright.interop.hugging_face.weights.mapping import PublishedTensor
+from shardwright.models.parts.architecture import Architecture
 from shardwright.training.partial import NEW, SKIP, PartialWeights
 
 MOST_LINES = 20
 LAYER = re.compile(r"model\.layers\.(\d+)\.")
+FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 PREDICTION_LAYERS = "num_nextn_predict_layers"
 
@@ -73,7 +75,8 @@ def fit(
         )
     kept = prediction.names if keeps_prediction else ()
     replaced = tuple(tensor.name for tensor in unread if tensor.name in folder.tensors)
-    asked = (_skipped(folder, needed, partial), LeftOut(names=replaced, why=f"new by {NEW}"))
+    skipped = _skipped(folder, needed, partial)
+    asked = (skipped, LeftOut(names=replaced, why=f"new by {NEW}"), _frequencies(folder, table, skipped.names))
     there = {name for one in asked for name in one.names}
     second = () if HEAD in there else (_second_head(folder, table),)
     left_out = tuple(one for one in (*second, prediction, *asked) if one.names and one.names != kept)
@@ -150,6 +153,28 @@ def _second_head(folder: Folder, table: ModelTable) -> LeftOut:
             f"Set tie_word_embeddings to false in config.json, or leave that tensor out."
         )
     return LeftOut(names=(HEAD,), why=f"equal to '{EMBEDDING}', bit for bit: the embeddings are tied")
+
+
+def _frequencies(folder: Folder, table: ModelTable, skipped: Sequence[str]) -> LeftOut:
+    """Inverse frequencies of positions, which older releases of transformers saved, and which none reads any more.
+
+    Raises InputError for those of another rope.
+    """
+    assert isinstance(table.architecture, Architecture)
+    rope, dim = table.architecture.rope, table.architecture.attention.rotary_dim
+    needed = np.array(rope.inverse_frequencies(dim))
+    names = tuple(name for name in folder.tensors if FREQUENCIES.fullmatch(name) and name not in skipped)
+    for name in names:
+        found = folder.tensors[name]
+        known = found.dtype in BY_CODE and found.known.name in FLOATS and found.shape == needed.shape
+        values = cast(found.read(0, needed.size), found.known.name, "float32").view(np.float32) if known else None
+        # As 16 bits round them, or leave them subnormal.
+        if values is None or not np.allclose(values, needed, rtol=1e-2, atol=1e-7):
+            raise InputError(
+                f"{folder.path}: '{escaped(name)}' has other inverse frequencies than rope_theta {rope.theta:,g} with {dim} dims. "
+                f"Nothing was written. Correct the rope in config.json, or leave that tensor out."
+            )
+    return LeftOut(names=names, why="inverse frequencies of positions, which follow from the configuration")
 
 
 def _same(one: FoundTensor, other: FoundTensor) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, committed, save_checkpoint
+from shardwright.checkpoint import OwnedBox, RunPoint, TensorInfo, commit, committed, saving, write_part
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.core.boxes.box import Box
 from shardwright.core.findings.errors import InputError
@@ -34,7 +34,7 @@ from shardwright.interop.hugging_face.weights.mapping import (
 from shardwright.interop.hugging_face.weights.model import KnownModel, model_of_folder
 from shardwright.storage.url import Place
 from shardwright.training.partial import PartialWeights
-from shardwright.training.published import FOLDER, KEPT, METADATA, copied
+from shardwright.training.published import FOLDER, KEPT, METADATA, OTHER_FILES, TOKENIZER_FILES, copied
 
 Progress = Callable[[int, int], None]
 """Called with the bytes that are done and all bytes."""
@@ -200,8 +200,11 @@ def import_weights(request: WeightsImport, progress: Progress = unseen) -> Impor
         _kept_boxes(folder, kept, count),
         _fp8_boxes(folder, in_fp8, count),
     )
-    with copied(folder.path, request.out / FOLDER, found.files):
-        directory = save_checkpoint(request.out, found.point, infos, boxes)
+    with saving(request.out, found.point.step) as save:
+        write_part(save, infos, boxes)
+        # When no other import can write here any more, and before there is a checkpoint without them.
+        with copied(folder.path, request.out / FOLDER, found.files, instead_of=(*TOKENIZER_FILES, *OTHER_FILES)):
+            directory = commit(save, found.point)
     return Imported(
         directory=directory,
         model=found.model,

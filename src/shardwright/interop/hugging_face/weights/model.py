@@ -16,6 +16,7 @@ from shardwright.interop.hugging_face.command import nearest_named
 from shardwright.interop.hugging_face.config import Published, model_of, parse_config, read_config
 from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
+from shardwright.interop.hugging_face.written_config import written_config
 from shardwright.models import build
 from shardwright.training.partial import OFFER, SHOWN_BY_TENSORS, PartialWeights
 from shardwright.training.published import METADATA
@@ -23,12 +24,14 @@ from shardwright.training.published import METADATA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownModel:
-    """A model by its name here and its settings. ``config``: the text of the configuration, where there is one."""
+    """A model by its name here and its settings. ``config``: the text of the configuration, where there is one; ``config_is_written``: it is
+    made of the architecture, and was not published."""
 
     name: str
     settings: Mapping[str, str]
     table: ModelTable
     config: str | None
+    config_is_written: bool = False
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -76,15 +79,29 @@ def model_of_table(folder: Folder, table: ModelTable, partial: PartialWeights | 
 def model_of_checkpoint(
     checkpoint: Checkpoint, config: Path | None, name: str | None, settings: Mapping[str, str]
 ) -> KnownModel:
-    """The model of a checkpoint: by a configuration that is given, a name that is given, or what the checkpoint keeps."""
-    kept = _kept(checkpoint)
+    """The model of a checkpoint: by a configuration that is given, a name that is given, or what the checkpoint keeps: the
+    configuration with which its weights were published, or its architecture."""
+    kept, metadata = _kept(checkpoint), checkpoint.point.metadata
     if config is not None:
         found = _of_config(read_config(str(config)))
-    elif name is None and isinstance(kept.get("config"), str):
-        found = _of_config(parse_config(kept["config"], f"{checkpoint.directory}: config.json"))
-    else:
+    elif name is not None or settings:
         name = checkpoint.point.model if name is None else name
-        found = KnownModel(name=name, settings=settings, table=build(name, settings), config=None)
+        table = build(name, settings)
+        text = written_config({**metadata, **architecture_values(table)}, table.dtype)
+        found = KnownModel(name=name, settings=settings, table=table, config=text, config_is_written=text is not None)
+    elif isinstance(kept.get("config"), str):
+        found = _of_config(parse_config(kept["config"], f"{checkpoint.directory}: config.json"))
+    elif (text := written_config(metadata, "float32")) is not None:
+        found = replace(_of_config(parse_config(text, str(checkpoint.directory))), config_is_written=True)
+    elif checkpoint.point.of_own_program:
+        raise InputError(
+            f"{checkpoint.directory}: a program of your own saved it, and its tensors are those of no model here. load of "
+            f"shardwright.engine_jax and engine_torch reads it onto any sharding; ckpt export dcp and export orbax write it for "
+            f"other programs."
+        )
+    else:
+        name = checkpoint.point.model
+        found = KnownModel(name=name, settings={}, table=build(name), config=None)
     where = str(config) if config is not None else f"--model {found.name}"
     _require_same(architecture_values(found.table), checkpoint.point.metadata, where, str(checkpoint.directory))
     return found

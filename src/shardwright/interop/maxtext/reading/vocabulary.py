@@ -55,7 +55,32 @@ GUARD_TOLERANCE = 0.02
 
 Kind = Literal["text", "true or false", "a number", "a whole number", "a list", "a mapping"]
 
+REMAT = "remat_policy"
+REMAT_TENSORS = (
+    "decoder_layer_input",
+    "context",
+    "query_proj",
+    "key_proj",
+    "value_proj",
+    "qkv_proj",
+    "query_wa_proj",
+    "kv_wa_proj",
+    "mla_q",
+    "mla_kv",
+    "out_proj",
+    "mlpwi",
+    "mlpwi_0",
+    "mlpwi_1",
+    "mlpwo",
+    "moe_mlpwi",
+    "moe_mlpwi_0",
+    "moe_mlpwi_1",
+    "moe_mlpwo",
+)
+"""The policy of recomputation, and the activations of which a custom one says where they are kept."""
+
 SETTINGS: dict[str, Kind] = {
+    **dict.fromkeys((REMAT, *REMAT_TENSORS), "text"),
     "base_config": "text",
     "override_logical_axis_rules": "true or false",
     "custom_mesh_and_rule": "text",

@@ -53,6 +53,8 @@ class Folder:
 
 def open_folder(path: Path) -> Folder:
     """Reads configuration, index and headers. Raises InputError for a folder that is not complete."""
+    if path.is_file():
+        raise InputError(f"{path}: it is a file. Give its folder, with {CONFIG} and {SINGLE} or {INDEX}.")
     if not path.is_dir():
         raise InputError(f"{path}: no such folder. Give a folder with {CONFIG} and {SINGLE} or {INDEX}.")
     config = read_config(str(path / CONFIG)) if (path / CONFIG).is_file() else None
@@ -60,9 +62,7 @@ def open_folder(path: Path) -> Folder:
     if single and index:
         raise InputError(f"{path}: it has {SINGLE} and {INDEX}, and they may differ. Move one of them away.")
     if not single and not index:
-        pickled = next(iter(sorted(path.glob("*.bin"))), None)
-        why = "" if pickled is None else f" {pickled.name} is pickled, and is never read: save it as safetensors first."
-        raise InputError(f"{path}: there is no {SINGLE} and no {INDEX}.{why}")
+        raise InputError(f"{path}: there is no {SINGLE} and no {INDEX}.{_instead(path)}")
     tensors, scales = parted(read_header(path / SINGLE) if single else _by_index(path))
     block = None
     if scales or any(is_quantized(tensor) for tensor in tensors.values()):
@@ -72,6 +72,16 @@ def open_folder(path: Path) -> Folder:
             )
         block = block_of(config)
     return Folder(path=path, config=config, tensors=tensors, scales=scales, block=block)
+
+
+def _instead(path: Path) -> str:
+    """What a folder has in place of weights under the usual names."""
+    if (others := sorted(path.glob("*.safetensors"))) and len(others) > 1:
+        return f" Of {len(others):,} files, as {others[0].name}, the index says what each has: fetch it too."
+    if others:
+        return f" Rename {others[0].name}, if it has all weights."
+    pickled = next(iter(sorted(path.glob("*.bin"))), None)
+    return "" if pickled is None else f" {pickled.name} is pickled, and is never read: save it as safetensors first."
 
 
 def _by_index(folder: Path) -> dict[str, FoundTensor]:

@@ -15,6 +15,8 @@ from shardwright.core.findings.errors import InputError
 
 MAX_HEADER_BYTES = 100_000_000
 """What the safetensors library reads."""
+POINTER = b"version https://git-lfs.github.com/"
+"""What the files of a clone begin with where Git LFS has fetched none."""
 
 BY_CODE = {dtype.safetensors: dtype for dtype in DTYPES.values()}
 
@@ -54,12 +56,18 @@ def read_header(path: Path) -> dict[str, FoundTensor]:
         if not stat.S_ISREG(status.st_mode):
             raise InputError(f"{path}: not a regular file. A safetensors file is needed.")
         with path.open("rb") as file:
-            num = int.from_bytes(file.read(8), "little")
+            start = file.read(len(POINTER))
+            num = int.from_bytes(start[:8], "little")
+            if start == POINTER:
+                raise InputError(
+                    f"{path}: it is a pointer of Git LFS, and not the file itself. `git lfs pull` in its folder fetches the files."
+                )
             if status.st_size < 8 or num > min(MAX_HEADER_BYTES, status.st_size - 8):
                 raise InputError(
                     f"{path}: not a complete safetensors file: it has {status.st_size:,} bytes, and its first eight say that "
                     f"a header of {num:,} follows. Fetch it again."
                 )
+            file.seek(8)
             data = file.read(num)
     except FileNotFoundError:
         raise InputError(f"{path}: no such file. Fetch it again.") from None

@@ -1,0 +1,145 @@
+"""A LayerNormMLP 4,096 wide on 16,384 tokens, forward and backward, on one GPU: under each recipe against bfloat16, and its products
+against those of the values of its codes.
+
+python -m benchmarks.gpu_modules [--quick]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from unittest import mock
+
+import torch
+
+from benchmarks.options import begin
+from benchmarks.results import Found, keep
+from shardwright.core.recipes.kernels import CPU
+from shardwright.engine_torch.modules import LayerNormMLP, update_scales
+from shardwright.engine_torch.modules.parts import precision
+
+AIM = 1.5
+RECIPES = (None, "fp8-delayed", "fp8-current", "fp8-row", "fp8-block")
+"""Those of which PyTorch multiplies codes, and none."""
+BOUND = 2.0**-7
+"""Of the norm of an output or gradient: two layers whose results are rounded to bfloat16, and sums of about 13 bits of fraction."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    hidden: int
+    inner: int
+    tokens: int
+
+
+FULL = Size(hidden=4096, inner=16384, tokens=16384)
+Pass = Callable[[], list[torch.Tensor]]
+
+
+def pass_of(recipe: str | None, size: Size, device: str) -> Pass:
+    """A forward and a backward pass of a module on tokens in bfloat16: its output, and the gradients of input and parameters."""
+    torch.manual_seed(0)
+    module = LayerNormMLP(
+        size.hidden,
+        size.inner,
+        bias=False,
+        normalization="RMSNorm",
+        recipe=recipe,
+        params_dtype=torch.bfloat16,
+        device=device,
+    )
+    x = torch.randn(size.tokens, size.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
+    cotangent = torch.randn_like(x) / size.tokens
+
+    def go() -> list[torch.Tensor]:
+        x.grad = None
+        module.zero_grad(set_to_none=True)
+        y = module(x)
+        y.backward(cotangent)
+        return [y.detach(), *(one.grad for one in (x, *module.parameters()) if one.grad is not None)]
+
+    if recipe == "fp8-delayed":
+        go()
+        update_scales(module)
+    return go
+
+
+@contextmanager
+def of_values():
+    """In it products multiply the values of codes, as on a device that has no product of these."""
+    with mock.patch.object(precision, "product_device", return_value=CPU):
+        yield
+
+
+def apart(recipe: str | None, size: Size, device: str) -> float:
+    """The largest difference of an output or a gradient from that of the values of codes, as a share of its norm."""
+    go = pass_of(recipe, size, device)
+    ours = go()
+    with of_values():
+        theirs = go()
+    shares = [
+        float((one.float() - other.float()).norm() / other.float().norm())
+        for one, other in zip(ours, theirs, strict=True)
+    ]
+    return max(shares)
+
+
+def seconds(go: Pass, device: str, times: int) -> float:
+    """The median of some passes, one after the other."""
+    taken = []
+    for number in range(times + 2):
+        _wait(device)
+        started = time.perf_counter()
+        go()
+        _wait(device)
+        if number >= 2:
+            taken.append(time.perf_counter() - started)
+    return median(taken)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measured(size: Size, device: str, times: int) -> list[tuple[str, float, float]]:
+    """Of each recipe its name, the seconds of a pass, and how far its products are from those of values."""
+    return [
+        (recipe or "bfloat16", seconds(pass_of(recipe, size, device), device, times), apart(recipe, size, device))
+        for recipe in RECIPES
+    ]
+
+
+def main() -> None:
+    """Time all recipes, or say that there is no GPU."""
+    options = begin(__doc__, devices=None)
+    if not torch.cuda.is_available():
+        print("no GPU: PyTorch sees none. Nothing was measured.")
+        return
+    name = torch.cuda.get_device_name()
+    found = measured(FULL, "cuda", 5 if options.quick else 30)
+    plain = found[0][1]
+    best = max(plain / taken for _, taken, _ in found[1:])
+    beyond = [recipe for recipe, _, share in found if share > BOUND]
+    keep(
+        Found(
+            name="gpu_modules",
+            title=f"LayerNormMLP {FULL.hidden:,} x {FULL.inner:,} on {FULL.tokens:,} tokens, forward and backward",
+            columns=["recipe", "ms", "times as fast as bfloat16", "from products of values"],
+            rows=[[each, f"{1e3 * taken:.2f}", f"{plain / taken:.2f}", f"{share:.1e}"] for each, taken, share in found],
+            headline=f"{best:.2f} times as fast as bfloat16; the aim is {AIM}",
+            notes=(f"Products of codes are to be within {BOUND:.1e} of those of values.",),
+            numbers=[{"recipe": each, "seconds": taken, "apart": share} for each, taken, share in found],
+        ),
+        options.load_before,
+        accelerator=name,
+    )
+    if beyond:
+        raise SystemExit(f"products of codes beyond {BOUND:.1e} of those of values: {', '.join(beyond)}")
+
+
+if __name__ == "__main__":
+    main()

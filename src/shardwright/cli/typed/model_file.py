@@ -1,0 +1,50 @@
+"""MODEL as a folder or a configuration of Hugging Face: the same verb with the nearest model of our names, and what differs from it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shardwright.cli.typed.output import write_view
+from shardwright.cli.typed.values import settings
+from shardwright.models import build, names
+
+CONFIG = "config.json"
+
+Verb = TypeVar("Verb", bound=Any)
+
+
+def with_named_model(verb: Verb, *, shows: bool = True) -> Verb:
+    """The verb with a model of our names where its model is a path; else the verb as it is.
+
+    What the path was taken for, and what the configuration has and no table of ours, goes to standard error; not with ``shows`` False.
+    ``--set`` and ``--dtype`` have precedence. Raises InputError for a path without a configuration of a family that is known.
+    """
+    if verb.model is None or not _is_path(verb.model):
+        return verb
+    from shardwright.interop.hugging_face.command import nearest_named
+    from shardwright.interop.hugging_face.config import model_of, read_config
+
+    path = Path(verb.model)
+    model = model_of(read_config(str(path / CONFIG if path.is_dir() else path)))
+    name, changes = nearest_named(model)
+    values = {**changes, **settings(verb.plan.set)}
+    dtype = verb.plan.dtype or (None if model.size.dtype == build(name).dtype else model.size.dtype)
+    if shows:
+        given = f" --set {' '.join(f'{key}={value}' for key, value in changes.items())}" if changes else ""
+        sys.stderr.write(
+            f"{verb.model} is {name}{given}{f' --dtype {dtype}' if dtype and not verb.plan.dtype else ''}\n"
+        )
+        if model.findings:
+            from shardwright.report.plan.findings_view import findings_list
+
+            write_view(lambda width: findings_list(model.findings, width), sys.stderr)
+    pairs = tuple(f"{key}={value}" for key, value in values.items())
+    return replace(verb, model=name, plan=replace(verb.plan, set=(pairs,) if pairs else (), dtype=dtype))
+
+
+def _is_path(model: str) -> bool:
+    """Whether it is a path, and no name: with a separator, a .json file, or a folder that is there."""
+    return model not in names() and ("/" in model or model.endswith(".json") or Path(model).is_dir())

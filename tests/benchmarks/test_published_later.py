@@ -1,0 +1,47 @@
+"""Published steps that were found later: the page has all of them, and rows of some are made anew."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks.published.__main__ import row_of
+from benchmarks.published.later.__main__ import HERE, PAGE, line
+from benchmarks.published.steps import published, steps_of
+
+NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.])")
+STEPS = {step.name: step for step in steps_of(HERE)}
+MADE_ANEW = ("mpt-13b-h100-8-4096", "mpt-70b-a100-64-2048", "nemo-8b-gb300-8-fp8-2511", "ao-8b-b200-8")
+"""Of each source without stages, whose plans take longer."""
+
+
+def lines_on_page() -> dict[str, str]:
+    rows = [one for one in PAGE.read_text(encoding="utf-8").splitlines() if one.startswith("| ")]
+    return {name: row for row in rows for name in [row.split(" | ")[0].removeprefix("| ")] if name in STEPS}
+
+
+def test_every_step_has_a_row_a_command_and_a_source_and_is_in_no_fit() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert set(lines_on_page()) == set(STEPS)
+    for step in STEPS.values():
+        assert f"{step.name}: {step.at}\n  shardwright plan {step.plan}\n" in page
+        assert (step.seconds is None) != (step.tokens_per_s is None)
+    assert not set(STEPS) & {step.name for step in published()}
+
+
+@pytest.mark.parametrize("name", MADE_ANEW)
+def test_a_row_is_what_the_command_writes(name: str) -> None:
+    """Within the last digits: `python -m benchmarks.published.later` writes it anew."""
+    written, now = lines_on_page()[name], line(row_of(STEPS[name]))
+    assert NUMBER.sub("N", written) == NUMBER.sub("N", now)
+    for first, second in zip(NUMBER.findall(written), NUMBER.findall(now), strict=True):
+        assert abs(float(first) - float(second)) <= max(2, 0.02 * abs(float(second)))
+
+
+def test_the_summary_is_that_of_the_rows() -> None:
+    """Nine of ten are in the range that a plan prints, here too."""
+    rows = list(lines_on_page().values())
+    outside = sum(": outside" in row for row in rows)
+    assert f"| {len(rows) - outside} of {len(rows)} |" in PAGE.read_text(encoding="utf-8")
+    assert outside <= len(rows) / 10

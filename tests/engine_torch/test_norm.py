@@ -1,0 +1,60 @@
+"""RMS normalization on PyTorch: autograd's numbers, less saved, and no work that a split backward pass does not ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from shardwright.engine_torch.layers import norm
+from shardwright.engine_torch.layers.norm import rms_norm
+
+EPS = 1e-3
+
+
+def made(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(3, 5, 8, dtype=dtype, requires_grad=True), torch.randn(8, requires_grad=True)
+
+
+def by_autograd(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + EPS) * scale).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_has_the_numbers_of_autograd(dtype: torch.dtype) -> None:
+    x, scale = made(dtype)
+    ours, theirs = rms_norm(x, scale, EPS), by_autograd(x, scale)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    cotangent = torch.randn_like(ours)
+    gradients = [torch.autograd.grad(one, (x, scale), cotangent) for one in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-5)
+
+
+def test_besides_its_operands_it_saves_a_number_for_each_token() -> None:
+    (x, scale), saved = made(), set[tuple[int, int]]()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        saved.add((tensor.data_ptr(), tensor.numel()))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        rms_norm(x, scale, EPS)
+    others = saved - {(one.data_ptr(), one.numel()) for one in (x, scale)}
+    assert [number for _, number in others] == [x.shape[0] * x.shape[1]]
+
+
+def test_the_gradient_of_its_scale_alone_makes_none_of_its_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A zero-bubble schedule asks for the gradients of inputs and of weights apart."""
+    x, scale = made()
+    expected = torch.autograd.grad(rms_norm(x, scale, EPS).sum(), scale)
+
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> None:
+        raise AssertionError((ctx, cotangents))
+
+    monkeypatch.setattr(norm._Normed, "backward", staticmethod(backward))
+    torch.testing.assert_close(torch.autograd.grad(rms_norm(x, scale, EPS).sum(), scale), expected, rtol=0, atol=0)
+    with pytest.raises(AssertionError):
+        torch.autograd.grad(rms_norm(x, scale, EPS).sum(), x)
