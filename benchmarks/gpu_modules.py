@@ -74,9 +74,8 @@ def of_values():
         yield
 
 
-def apart(recipe: str | None, size: Size, device: str) -> float:
+def apart(go: Pass) -> float:
     """The largest difference of an output or a gradient from that of the values of codes, as a share of its norm."""
-    go = pass_of(recipe, size, device)
     ours = go()
     with of_values():
         theirs = go()
@@ -107,10 +106,12 @@ def _wait(device: str) -> None:
 
 def measured(size: Size, device: str, times: int) -> list[tuple[str, float, float]]:
     """Of each recipe its name, the seconds of a pass, and how far its products are from those of values."""
-    return [
-        (recipe or "bfloat16", seconds(pass_of(recipe, size, device), device, times), apart(recipe, size, device))
-        for recipe in RECIPES
-    ]
+    found = []
+    for recipe in RECIPES:
+        go = pass_of(recipe, size, device)
+        found.append((recipe or "bfloat16", seconds(go, device, times), apart(go)))
+        print(f"{found[-1][0]}: {1e3 * found[-1][1]:.2f} ms", flush=True)
+    return found
 
 
 def main() -> None:

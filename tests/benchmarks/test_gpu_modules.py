@@ -37,7 +37,7 @@ def test_products_of_codes_are_compared_with_those_of_values(
 
     monkeypatch.setattr(functional, "scaled_mm", scaled_mm)
     monkeypatch.setattr(precision, "product_device", Mock(return_value=Device(kind="GPU", capability=(9, 0))))
-    assert (apart("fp8-current", Size(hidden=32, inner=32, tokens=32), "cpu") > BOUND) == is_found
+    assert (apart(pass_of("fp8-current", Size(hidden=32, inner=32, tokens=32), "cpu")) > BOUND) == is_found
     assert len(calls) == 6  # Of two weights; those of values are none.
 
 

@@ -18,6 +18,7 @@ class Arrays:
     ``least`` and ``most`` of two, of which one may be a number: NaN if one is NaN. ``largest(x, dims)``: of int32 from 0
     over dims, which stay with size 1; 0 of none. ``padded(x, dim, size)``: with zeros at its end, up to this size; ``first(x, dim, size)``: only so
     many from the start. ``joined(x, y)``: along their last dim. ``cast(x, dtype)``: float32 within the format's range to its codes, to the nearest, ties to even.
+    ``fused(function)``: a function of a module, which an engine may compute in one pass over its first argument.
     ``bytes_of(x)``: those of codes, uint8; ``as_codes(x, dtype)``: uint8, or int32 below 256, as codes with these bits.
     """
 
@@ -37,3 +38,4 @@ class Arrays:
     cast: Callable[[Any, str], Any]
     bytes_of: Callable[[Any], Any]
     as_codes: Callable[[Any, str], Any]
+    fused: Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -137,26 +137,25 @@ def quantize(
     *,
     contracted_dims: int = 1,
     agree: Agree = alone,
+    amax: Any = None,
     factor: Any = None,
     random: Any = None,
 ) -> Quantized:
     """Codes and scales of an operand, any float dtype, whose last ``contracted_dims`` dims the product contracts.
 
-    ``factor``: what the elements are multiplied by where the amax is delayed, one number for each tensor among the leading dims.
+    ``amax``: of each block, int32, where it is known. ``factor``: what the elements are multiplied by where the amax is delayed, one number for each tensor among the leading dims.
     ``random``: where rounding is stochastic, int32 of the operand's shape, uniform from 0 to 2^24 - 1.
     """
     assert (factor is not None) == (quantizer.amax == "delayed"), quantizer
     assert (random is not None) == (quantizer.rounding == "stochastic"), quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
-    x = on.float32(x)
-    magnitude = on.bits(x) & _MAGNITUDE
-    amax = _of_blocks(magnitude, blocks, on)
-    x = blocks.divided(on.where(magnitude < _LEAST_NORMAL, x * 0, x), on)
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
+    if amax is not None:
+        amax = blocks.beside(amax, on)
+    elif quantizer.amax == "current":
+        amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on)
     if quantizer.amax == "delayed":
-        # Values above the range are clipped, and infinite ones must not become finite.
-        x = on.where(blocks.divided(magnitude, on) < INFINITE, x, nan)
-        factor = on.reshape(factor, amax.shape)
+        factor = blocks.beside(factor, on)
         scaled = _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
     elif scale.of_tensor:
         amax = agree(amax, "block")
@@ -167,23 +166,44 @@ def quantize(
     else:
         amax = agree(amax, "block")
         scaled = _power_of_two(amax, element, on, up=scale.rule == "power of two up", e8m0=scale.dtype == E8M0)
-    for factor in scaled.factors:
-        x = x * factor
-    x = blocks.joined(on.most(on.least(x, element.largest), -element.largest), on)
-    if random is not None:
-        x = _neighbour(x, element, random, on)
     return Quantized(
-        codes=_codes(x, quantizer.dtype, on),
+        codes=on.fused(_scaled_codes)(x, scaled.factors, random, quantizer, contracted_dims, on),
         scales=on.reshape(scaled.scales, blocks.num),
         of_tensor=None if scaled.of_tensor is None else on.reshape(scaled.of_tensor, blocks.leading),
     )
 
 
+def _amax(x: Any, block: Block, contracted_dims: int, on: Arrays) -> Any:
+    """That of each block, int32, beside the divided operand."""
+    return _of_blocks(on.bits(on.float32(x)) & _MAGNITUDE, _Blocks.of(x.shape, block, contracted_dims), on)
+
+
+def _scaled_codes(
+    x: Any, factors: tuple[Any, ...], random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
+) -> Any:
+    """The codes of an operand whose elements are multiplied by ``factors``, which are beside the divided operand."""
+    blocks, element = _Blocks.of(x.shape, quantizer.block, contracted_dims), FORMATS[quantizer.dtype]
+    x = on.float32(x)
+    magnitude = on.bits(x) & _MAGNITUDE
+    x = on.where(magnitude < _LEAST_NORMAL, x * 0, x)
+    if quantizer.amax == "delayed":
+        # Values above the range are clipped, and infinite ones must not become finite.
+        x = on.where(magnitude < INFINITE, x, nan)
+    x = blocks.divided(x, on)
+    for factor in factors:
+        x = x * factor
+    x = blocks.joined(on.most(on.least(x, element.largest), -element.largest), on)
+    if random is not None:
+        x = _neighbour(x, element, random, on)
+    return _codes(x, quantizer.dtype, on)
+
+
 def amax_of(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int = 1) -> Any:
     """What devices agree on (``shared_by``) as this one has it, int32."""
-    blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
-    amax = _of_blocks(on.bits(on.float32(x)) & _MAGNITUDE, blocks, on)
-    return _of_tensor(amax, blocks, on) if shared_by(quantizer) == "tensor" else amax
+    amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on)
+    if shared_by(quantizer) == "block":
+        return amax
+    return _of_tensor(amax, _Blocks.of(x.shape, quantizer.block, contracted_dims), on)
 
 
 def _of_blocks(magnitude: Any, blocks: _Blocks, on: Arrays) -> Any:
@@ -238,8 +258,10 @@ def _power_of_two(amax: Any, element: NumberFormat, on: Arrays, *, up: bool, e8m
 
 def _exact(amax: Any, element: NumberFormat, on: Arrays) -> _Scaled:
     factor = on.quotient(element.largest, on.most(on.of_bits(amax), element.largest * LEAST_SCALE))
-    factor = on.where(amax == 0, 1.0, on.where(amax < INFINITE, factor, nan))
-    return _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
+    finite = amax < INFINITE
+    factor = on.where(amax == 0, 1.0, on.where(finite, factor, nan))
+    # Each device has a NaN of its own for a quotient of one.
+    return _Scaled(factors=(factor,), scales=on.where(finite, on.quotient(1.0, factor), nan))
 
 
 def _two_levels(amax: Any, amax_of_tensor: Any, element: NumberFormat, on: Arrays) -> _Scaled:

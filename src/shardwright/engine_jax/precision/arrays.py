@@ -45,4 +45,5 @@ ARRAYS = Arrays(
     cast=lambda x, dtype: x.astype(jnp.dtype(dtype)),
     bytes_of=lambda x: lax.bitcast_convert_type(x, jnp.uint8),
     as_codes=_as_codes,
+    fused=lambda function: function,
 )

@@ -9,5 +9,6 @@ private.py       all uses of PyTorch's private names
 dtypes.py        the core's table of precision as PyTorch dtypes
 scopes.py        the component and tensor of each collective, for the dry run
 operations.py    operations on tensors, recorded
+fused.py         functions that a GPU computes in one pass over memory
 recomputation.py what a layer keeps for its backward pass, and its second run, which makes all else
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,20 @@ class Operation:
         return not self.writes and all(isinstance(one, Shape) for one in self.results)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Joined:
+    """A function of tensors as an operation, which writes none of them."""
+
+    function: Callable[..., Any]
+    namespace = "joined"
+
+    def __str__(self) -> str:
+        return getattr(self.function, "__qualname__", "joined")
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
 def on_its_own(x: torch.Tensor) -> torch.Tensor:
     """The tensor with memory of its own: a part of a larger one would keep all of it."""
     is_part = x.untyped_storage().nbytes() > x.numel() * x.element_size()
@@ -73,6 +87,8 @@ def on_its_own(x: torch.Tensor) -> torch.Tensor:
 
 def written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
     """The tensors among its arguments that an operation writes. Schemas of collectives do not say: all but a send write their first one."""
+    if isinstance(func, Joined):
+        return
     if func.namespace == "c10d":
         yield from () if "send" in str(func) else (x for x in tree_leaves(args[0]) if isinstance(x, torch.Tensor))
         return

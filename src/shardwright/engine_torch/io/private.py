@@ -165,6 +165,23 @@ def _groups(module: FSDPModule) -> Sequence[Any]:
     return groups if groups is not None else [one for one in (state._fsdp_param_group,) if one is not None]
 
 
+def many_shapes() -> AbstractContextManager[object]:
+    """Let ``torch.compile`` make a kernel for more shapes, dtypes and recipes than its default of 8, and go on without one where it fails.
+    Not until 2.13 is the first a public option, and the second is none."""
+    from torch import _dynamo
+
+    return _dynamo.config.patch(
+        recompile_limit=256, accumulated_recompile_limit=4096, specialize_int=True, suppress_errors=True
+    )
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """A context in which no dispatch mode sees operations; the public way out of a mode is to leave it."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    return _disable_current_modes()
+
+
 def halves() -> tuple[Any, Any]:
     """PyTorch's two halves of a backward pass: that for inputs, and that for weights, which begins with what the first one left."""
     from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight

@@ -33,8 +33,8 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.runs import Run
 from shardwright.engine_torch.io.host import from_host, to_host
-from shardwright.engine_torch.io.operations import Operation, Shape, on_its_own, written
-from shardwright.engine_torch.io.private import storage_key, storage_mark
+from shardwright.engine_torch.io.operations import Joined, Operation, Shape, on_its_own, written
+from shardwright.engine_torch.io.private import storage_key, storage_mark, without_modes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,6 +65,12 @@ def sent(send: Callable[[], torch.Tensor], *, always: bool = False) -> torch.Ten
     """``send()`` as one operation. ``always``: it is repeated whether its result is needed or not."""
     now = _NOW.get()
     return send() if now is None else now.one_operation(send, always=always)
+
+
+def joined(function: Callable[..., T], *arguments: Any) -> T:
+    """``function(*arguments)`` as one operation, which writes none of its arguments."""
+    now = _NOW.get()
+    return function(*arguments) if now is None else now.joined(Joined(function), arguments)
 
 
 def remembered(read: Callable[[], T]) -> T:
@@ -217,6 +223,10 @@ class _Mode(TorchDispatchMode):
             # The device of a tensor without values is such an operation.
             return func(*args, **(kwargs or {}))
         return self.run(func, args, kwargs or {})
+
+    def joined(self, function: Joined, arguments: tuple[Any, ...]) -> Any:
+        with without_modes():
+            return function(*arguments) if self._passing else self.run(function, arguments, {})
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         raise NotImplementedError

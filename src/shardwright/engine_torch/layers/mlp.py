@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from shardwright.engine_torch.io.fused import fused
 from shardwright.engine_torch.io.layer_io import InUse, Links
 from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.layers.product import NONE_AGREED, weight_product
@@ -40,10 +41,18 @@ class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(gate, up)
-        return functional.silu(gate) * up
+        return fused(_product)(gate, up)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        gate, up = ctx.saved_tensors
-        of_up = cotangents[0] * functional.silu(gate)
-        return torch.ops.aten.silu_backward(cotangents[0] * up, gate), of_up
+        return fused(_of_product)(cotangents[0], *ctx.saved_tensors)
+
+
+def _product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return functional.silu(gate) * up
+
+
+def _of_product(cotangent: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cotangents of ``gate`` and ``up``."""
+    of_up = cotangent * functional.silu(gate)
+    return torch.ops.aten.silu_backward(cotangent * up, gate), of_up

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from shardwright.engine_torch.io.dtypes import computed, kept
+from shardwright.engine_torch.io.fused import fused
 
 
 def rms_norm(x: torch.Tensor, scale: torch.Tensor, eps: float) -> torch.Tensor:
@@ -24,19 +25,15 @@ class _Normed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = x.to(computed("norm", x.dtype))
-        factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+        normed, factor = fused(_normed)(x, eps, computed("norm", x.dtype))
         ctx.save_for_backward(x, factor)
         ctx.mark_non_differentiable(factor)
-        return wide * factor, factor
+        return normed, factor
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         x, factor = ctx.saved_tensors
-        wide, of_normed = x.to(factor.dtype), cotangents[0]
-        of_factor = (of_normed * wide).sum(dim=-1, keepdim=True)
-        of_square = of_factor * (-0.5 * factor.pow(3)) / x.shape[-1]
-        return (of_normed * factor + of_square * (2 * wide)).to(x.dtype), None
+        return fused(_of_input)(cotangents[0], x, factor), None
 
 
 class _Scaled(torch.autograd.Function):
@@ -47,11 +44,35 @@ class _Scaled(torch.autograd.Function):
         ctx: Any, normed: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor
     ) -> torch.Tensor:
         ctx.save_for_backward(scale, x, factor)
-        return (normed * scale.to(normed.dtype)).to(kept("norm", x.dtype))
+        return fused(_scaled)(normed, scale, kept("norm", x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        scale, x, factor = ctx.saved_tensors
-        cotangent = cotangents[0].to(factor.dtype)
-        of_scale = (cotangent * (x.to(factor.dtype) * factor)).flatten(0, -2).sum(dim=0)
-        return cotangent * scale.to(factor.dtype), of_scale.to(scale.dtype), None, None
+        of_normed, of_scale = fused(_of_product)(cotangents[0], *ctx.saved_tensors)
+        return of_normed, of_scale, None, None
+
+
+def _normed(x: torch.Tensor, eps: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = x.to(dtype)
+    factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
+    return wide * factor, factor
+
+
+def _of_input(of_normed: torch.Tensor, x: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+    wide = x.to(factor.dtype)
+    of_factor = (of_normed * wide).sum(dim=-1, keepdim=True)
+    of_square = of_factor * (-0.5 * factor.pow(3)) / x.shape[-1]
+    return (of_normed * factor + of_square * (2 * wide)).to(x.dtype)
+
+
+def _scaled(normed: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return (normed * scale.to(normed.dtype)).to(dtype)
+
+
+def _of_product(
+    cotangent: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, factor: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cotangents of ``normed`` and ``scale``."""
+    cotangent = cotangent.to(factor.dtype)
+    of_scale = (cotangent * (x.to(factor.dtype) * factor)).flatten(0, -2).sum(dim=0)
+    return cotangent * scale.to(factor.dtype), of_scale.to(scale.dtype)

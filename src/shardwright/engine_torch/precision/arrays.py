@@ -6,6 +6,7 @@ import torch
 
 from shardwright.core.recipes.arrays import Arrays
 from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.io.fused import fused
 
 Number = torch.Tensor | float | int
 
@@ -30,12 +31,15 @@ def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 
 def _as_codes(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    # A GPU's products need contiguous rows: turned where codes are made, in one pass over them.
+    x = x.contiguous() if x.is_cuda else x
     return x.to(torch.uint8).view(torch_dtype(dtype))
 
 
 ARRAYS = Arrays(
-    float32=torch.Tensor.float,
-    int32=torch.Tensor.int,
+    # PyTorch 2.11 compiles no method that is taken from its class.
+    float32=lambda x: x.float(),
+    int32=lambda x: x.int(),
     bits=lambda x: x.view(torch.int32),
     of_bits=lambda x: x.view(torch.float32),
     quotient=_quotient,
@@ -50,4 +54,5 @@ ARRAYS = Arrays(
     cast=lambda x, dtype: x.to(torch_dtype(dtype)),
     bytes_of=lambda x: x.view(torch.uint8),
     as_codes=_as_codes,
+    fused=fused,
 )

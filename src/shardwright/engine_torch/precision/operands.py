@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from shardwright.core.recipes.formula import Quantized, Shares, amax_of, dequantize, quantize, shared_by
 from shardwright.core.recipes.hadamard import transformed
-from shardwright.core.recipes.recipe import Operand, Product, Quantizer
+from shardwright.core.recipes.recipe import PER_TENSOR, Operand, Product, Quantizer
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.recomputation import sent
@@ -58,11 +58,20 @@ def codes_of(
     delayed amax. ``random``: the numbers of stochastic rounding.
     """
 
+    of_blocks = agreed if shared_by(quantizer) == "block" else None
+
     def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
         return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
 
     return quantize(
-        x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor, random=random
+        x.detach(),
+        quantizer,
+        ARRAYS,
+        contracted_dims=contracted_dims,
+        agree=agree,
+        amax=of_blocks,
+        factor=factor,
+        random=random,
     )
 
 
@@ -89,9 +98,12 @@ def turned(groups: Sequence[torch.Tensor], quantizer: Quantizer, site: Site) -> 
 def agreed_amax(
     groups: Sequence[torch.Tensor], low: LowPrecision, place: tuple[Product, Operand], contracted_dims: int = 1
 ) -> Agreed | None:
-    """The amaxes of an operand, group by group, on which ranks agree in one collective; None where none has to."""
+    """The amaxes of an operand, group by group, on which ranks agree in one collective. None where none has to, unless they are of entire
+    tensors, and so of several products."""
     peers, quantizer = low.amax_peers.get(place, ALONE), low.quantizers.get(place)
-    if quantizer is None or peers.group is None or quantizer.amax == "delayed":
+    if quantizer is None or quantizer.amax == "delayed":
+        return None
+    if peers.group is None and quantizer.block != PER_TENSOR:
         return None
     own = [amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).flatten() for x in groups]
     with moving(low.component, low.name):

@@ -232,5 +232,9 @@ def _sums(
         ]
         operands.append(narrow if all_narrow else [one.to(dtype) for one in narrow])
     if narrow_operands:
-        return [multiplied(kernel, x, y) for x, y in zip(*narrow_operands, strict=True)], amaxes
+        pairs = zip(*narrow_operands, strict=True)
+        if name == "weight_gradient":
+            # Rows of the result are contiguous, and those of a weight's gradient are its outputs.
+            return [multiplied(kernel, y, x).T for x, y in pairs], amaxes
+        return [multiplied(kernel, x, y) for x, y in pairs], amaxes
     return [x @ y.T for x, y in zip(*operands, strict=True)], amaxes

@@ -142,8 +142,8 @@ def low_precision(
             found[product, operand] = by_tokens
         elif entire & sharded_dims(mode):
             found[product, operand] = tp
-    # The same elements, whatever is contracted: reduced once for both products.
-    same = {place: ("", place[1]) for place in found if recipe.quantizers[place].block == PER_TENSOR}
+    # The same elements, whatever is contracted: found once for both products.
+    same = {place: ("", place[1]) for place, one in recipe.quantizers.items() if one.block == PER_TENSOR}
     return LowPrecision(
         quantizers=recipe.quantizers,
         name=name,

@@ -161,5 +161,6 @@ ARRAYS = Arrays(
     cast=_cast,
     bytes_of=lambda x: x,
     as_codes=lambda x, _: np.asarray(x, np.uint8),
+    fused=lambda function: function,
 )
 """NumPy's functions for the core's formula of quantizers; codes are uint8."""

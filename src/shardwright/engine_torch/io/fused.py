@@ -1,0 +1,79 @@
+"""Functions of tensors that a GPU computes in one pass over memory each, or few.
+
+Operation by operation, PyTorch reads and writes the entire tensor in each: the codes of a tensor took 20 times as long on an H100 as one
+pass does. So ``torch.compile`` makes kernels of such a function, for the GPU alone: a CPU has it as it is written. A kernel serves all
+sizes of its operands, since the rows of experts are others in each step.
+
+A kernel computes float32 as the operations do. What is exact stays so: bits, comparisons, casts, single products. Sums over a dim
+may be added in another order, and roots and exponentials may differ in their last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, wraps
+from typing import Any, TypeVar
+
+import torch
+
+from shardwright.engine_torch.io.private import many_shapes
+from shardwright.engine_torch.io.recomputation import joined
+
+T = TypeVar("T")
+_MOST = 4096
+"""The calls that are remembered: those of experts have other sizes in each step."""
+
+
+@cache
+def fused(function: Callable[..., T]) -> Callable[..., T]:
+    """``function`` of a module, whose first argument is a tensor and which gradients do not flow through. Where no kernel can be
+    made, as without a C compiler, PyTorch warns and does one operation after the other.
+
+    >>> fused(torch.neg)(torch.ones(2))
+    tensor([-1., -1.])
+    """
+    compiled = _Compiled(function)
+
+    @wraps(function)
+    def whole(*arguments: Any) -> T:
+        return joined(compiled, *arguments) if is_fused(arguments[0]) else function(*arguments)
+
+    return whole
+
+
+def is_fused(x: object) -> bool:
+    """Whether this tensor has values, and they are on a GPU. In a program that is compiled, its compiler fuses."""
+    return type(x) in (torch.Tensor, torch.nn.Parameter) and x.is_cuda and not torch.compiler.is_compiling()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Compiled:
+    """A function as kernels. ``seen``: what it has been called with; the values are what the identities in the keys are of."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function, self.__qualname__ = function, function.__qualname__
+        self.compiled: Callable[..., Any] | None = None
+        self.seen: dict[tuple[object, ...], Sequence[object]] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        with torch.no_grad():
+            plain = [one.detach() if isinstance(one, torch.Tensor) else one for one in arguments]
+            key = tuple(map(_kind, plain))
+            if key in self.seen:
+                assert self.compiled is not None
+                return self.compiled(*plain)
+            # The options of a compilation take as long as a call does.
+            with many_shapes():
+                # Not before it is needed: it imports the compiler, for seconds.
+                self.compiled = self.compiled or torch.compile(self.function, dynamic=True)
+                result = self.compiled(*plain)
+            if len(self.seen) == _MOST:
+                self.seen.clear()
+            self.seen[key] = [one for one in plain if not isinstance(one, torch.Tensor | tuple)]
+            return result
+
+
+def _kind(argument: object) -> object:
+    """What a compilation may depend on."""
+    if isinstance(argument, torch.Tensor):
+        return argument.shape, argument.stride(), argument.dtype
+    return tuple(map(_kind, argument)) if isinstance(argument, tuple) else id(argument)

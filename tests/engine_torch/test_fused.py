@@ -1,0 +1,147 @@
+"""Functions that a GPU computes in one pass: the same bits of codes as operation by operation on a CPU, and one operation of a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+
+from shardwright.core.policies.runs import Run
+from shardwright.core.recipes.presets import PRESETS, preset
+from shardwright.core.recipes.recipe import Operand, Product
+from shardwright.engine_torch.io import fused as module
+from shardwright.engine_torch.io.fused import fused
+from shardwright.engine_torch.io.recomputation import recomputed
+from shardwright.engine_torch.layers.mlp import gated
+from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.precision.operands import codes_of
+
+NOTHING: frozenset[str] = frozenset()
+ALL_AGAIN = Run(
+    stack="decoder",
+    layers=range(1),
+    made=NOTHING,
+    named=NOTHING,
+    saved=NOTHING,
+    hosted=NOTHING,
+    again=frozenset({"all"}),
+    gathers_again=False,
+)
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """CPUs count as GPUs here, and what the compiler has traced is computed as it is: whether all of it can be traced."""
+    fused.cache_clear()
+    monkeypatch.setattr(module, "is_fused", lambda x: type(x) in (torch.Tensor, torch.nn.Parameter))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    yield
+    fused.cache_clear()
+
+
+def edges(dtype: torch.dtype, *, finite: bool) -> torch.Tensor:
+    """[96, 200]: values of many sizes; subnormals, zeros, and where they may be infinite ones and NaN."""
+    x = torch.randn(96, 200, generator=torch.Generator().manual_seed(1)) * torch.logspace(-20, 10, 200)
+    x[9], x[13] = 0, 1e-42
+    if not finite:
+        x[0, 0], x[5, 7], x[50, 150] = float("nan"), float("inf"), -float("inf")
+    return x.to(dtype)
+
+
+def quantizers_of(recipe: str) -> Iterator[tuple[Product, Operand]]:
+    seen = []
+    for place, one in preset(recipe).quantizers.items():
+        if one not in seen:
+            seen.append(one)
+            yield place
+
+
+def assert_same_codes(recipe: str, place: tuple[Product, Operand], x: torch.Tensor, device: str) -> None:
+    """Of ``x`` and of its transpose, on a device and operation by operation on a CPU."""
+    quantizer = preset(recipe).quantizers[place]
+    for one in (x, x.T):
+        given = {}
+        if quantizer.amax == "delayed":
+            given["factor"] = torch.tensor(3.7)
+        if quantizer.rounding == "stochastic":
+            given["random"] = torch.randint(0, 2**24, one.shape, dtype=torch.int32)
+        with pytest.MonkeyPatch.context() as plain:
+            plain.setattr(module, "is_fused", lambda _: False)
+            expected = codes_of(one, quantizer, **given)
+        found = codes_of(one.to(device), quantizer, **{name: each.to(device) for name, each in given.items()})
+        for ours, theirs in zip(found, expected, strict=True):
+            assert (ours is None) == (theirs is None)
+            if ours is not None:
+                assert torch.equal(bytes_of(ours), bytes_of(theirs)), (recipe, place)
+
+
+def bytes_of(x: torch.Tensor) -> torch.Tensor:
+    return x.cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize(
+    ("recipe", "place"),
+    [
+        ("fp8-delayed", ("output", "weight")),
+        ("fp8-block", ("weight_gradient", "output_gradient")),
+        ("nvfp4", ("weight_gradient", "output_gradient")),
+    ],
+)
+def test_quantizers_are_traced_whole(recipe: str, place: tuple[Product, Operand]) -> None:
+    assert_same_codes(recipe, place, edges(torch.float32, finite=recipe == "nvfp4"), "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("recipe", PRESETS)
+def test_a_gpu_s_codes_are_a_cpu_s(recipe: str, dtype: torch.dtype) -> None:
+    for finite in (True, False):
+        for place in quantizers_of(recipe):
+            assert_same_codes(recipe, place, edges(dtype, finite=finite), "cuda")
+
+
+def layer(x: torch.Tensor) -> torch.Tensor:
+    """Two that follow each other, of 64 features."""
+    scale = torch.linspace(0.5, 1.5, 64, device=x.device, dtype=x.dtype)
+    return gated(rms_norm(x, scale, 1e-5), x).sum(-1)
+
+
+def assert_recomputed(device: str) -> None:
+    """A layer that runs again in its backward pass has the gradient of one that keeps all."""
+    found = []
+    for run in (lambda x: recomputed(layer, ALL_AGAIN, x), layer):
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(2)).to(device).requires_grad_()
+        run(x).square().sum().backward()
+        found.append(x.grad)
+    assert torch.equal(*found)
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_fused_function_is_one_operation_of_a_layer_that_runs_again() -> None:
+    assert_recomputed("cpu")
+
+
+@pytest.mark.gpu
+def test_a_gpu_runs_layers_of_fused_functions_again() -> None:
+    assert_recomputed("cuda")
+
+
+@pytest.mark.gpu
+def test_a_gpu_s_kernels_have_the_results_of_operations() -> None:
+    x = torch.randn(64, 256, generator=torch.Generator().manual_seed(3))
+    results = []
+    for device in ("cpu", "cuda"):
+        own = [one.to(device).requires_grad_() for one in (x, torch.linspace(0.5, 1.5, 256), x.flip(0))]
+        made = gated(rms_norm(own[0], own[1], 1e-5), own[2])
+        results.append([made, *torch.autograd.grad(made.square().sum(), own)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("traced")
+def test_gradients_flow_through_nothing_that_is_fused() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert not fused(torch.neg)(x).requires_grad
