@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """``exp_less_one(x)`` is exp(x) - 1, exact also where x is small."""
+    """``exp_less_one(x)`` is exp(x) - 1, exact also where x is small. ``weighted(x, a, y, b)`` is ``x * a + y * b``, of numbers a and b."""
 
     cos: Callable[[Any], Any]
     least: Callable[[Any, Any], Any]
@@ -18,6 +18,7 @@ class Arithmetic:
     root: Callable[[Any], Any]
     sign: Callable[[Any], Any]
     exp_less_one: Callable[[Any], Any]
+    weighted: Callable[[Any, Any, Any, Any], Any] = lambda x, a, y, b: x * a + y * b
 
 
 PLAIN = Arithmetic(

@@ -51,9 +51,12 @@ class Row:
 
 
 def _adamw(g: Any, kept: Values, t: Any, c: Values, of: Arithmetic) -> tuple[Any, Values]:
-    first = kept[FIRST] * c["b1"] + g * (1 - c["b1"])
-    second = kept[SECOND] * c["b2"] + g * g * (1 - c["b2"])
-    update = (first / (1 - c["b1"] ** t)) / (of.root(second / (1 - c["b2"] ** t)) + c["eps"])
+    first = of.weighted(kept[FIRST], c["b1"], g, 1 - c["b1"])
+    second = of.weighted(kept[SECOND], c["b2"], g * g, 1 - c["b2"])
+    update, root = first / (1 - c["b1"] ** t), of.root(second / (1 - c["b2"] ** t))
+    # In place, where arrays can be changed: no one else has these two.
+    root += c["eps"]
+    update /= root
     return update, {FIRST: first, SECOND: second}
 
 

@@ -121,7 +121,7 @@ def _latent(
         q_BLHD = _heads(_projected(x_BLM, "attention.q", weights, links, amaxes), form.head_dim)
     else:
         down_BLQ = named(_projected(x_BLM, "attention.q_down", weights, links, amaxes), "attention.query_latent")
-        down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps)
+        down_BLQ = rms_norm(down_BLQ, weights["attention.q_norm"], eps, split=links.split)
         q_BLHD = _heads(_projected(down_BLQ, "attention.q_up", weights, links), form.head_dim)
     nope_BLHD, rotary_BLHP = q_BLHD.split([form.nope_dim, form.rope_dim], dim=-1)
     q_BLHD = torch.cat([nope_BLHD, rotate(rotary_BLHP, rotation, rope.interleaved)], dim=-1)
@@ -130,7 +130,7 @@ def _latent(
 
     latent_BLR = named(_projected(x_BLM, "attention.kv_down", weights, links, amaxes), "attention.latent")
     compressed_BLN, key_BLP = latent_BLR.split([form.kv_lora, form.rope_dim], dim=-1)
-    compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps)
+    compressed_BLN = rms_norm(compressed_BLN, weights["attention.kv_norm"], eps, split=links.split)
     key_BLP = rotate(key_BLP[:, :, None, :], rotation, rope.interleaved)[:, :, 0]
     latent_BLR = torch.cat([compressed_BLN, key_BLP], dim=-1)
 

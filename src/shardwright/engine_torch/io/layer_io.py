@@ -145,7 +145,7 @@ class Links:
     """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
     vocabulary that is padded in memory, the number without padding; None where it is not. ``loss_chunks``: a rank's tokens have
     their logits in this many chunks, one after the other. ``low``: by its name, inside a layer that in the layer, each weight whose
-    products are quantized."""
+    products are quantized. ``split``: the backward pass is made in halves (``halves_wanted``)."""
 
     move: Move
     use: Use
@@ -155,3 +155,13 @@ class Links:
     attention: AttentionLinks = AttentionLinks()
     experts: ExpertLinks = ExpertLinks()
     low: Mapping[str, LowPrecision] = field(default_factory=dict)
+    split: bool = False
+
+
+def halves_wanted(ctx: Any, *, split: bool) -> tuple[bool, bool]:
+    """Whether a backward pass of an autograd function makes the gradients of the input and of the weight. ``split``: the pass comes to it
+    twice, for which autograd asks without saying so: first for the input's, then for the weight's."""
+    if not split:
+        return True, True
+    ctx.in_first_half = not getattr(ctx, "in_first_half", False)
+    return ctx.in_first_half, not ctx.in_first_half

@@ -49,10 +49,10 @@ class _Gated(torch.autograd.Function):
 
 
 def _product(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    return functional.silu(gate) * up
+    return functional.silu(gate).mul_(up)
 
 
 def _of_product(cotangent: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The cotangents of ``gate`` and ``up``."""
-    of_up = cotangent * functional.silu(gate)
+    of_up = functional.silu(gate).mul_(cotangent)
     return torch.ops.aten.silu_backward(cotangent * up, gate), of_up

@@ -73,6 +73,7 @@ def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool) -> Lin
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
         low=_low(plan, ranks, microbatches, split=split),
+        split=split,
     )
 
 
@@ -151,6 +152,8 @@ class _Use:
         if isinstance(weight, Coded):
             return replace(weight, carrier=_WithBackward.apply(carrier_of(weight), self))
         local = weight.to_local() if isinstance(weight, DTensor) else weight
+        if not self.sliced and self.counts and local.dtype == self.dtype == self.reduce_dtype:
+            return local
         return _WithBackward.apply(local, self)  # pyright: ignore[reportReturnType]
 
     def run_forward(self, weight: torch.Tensor) -> torch.Tensor:

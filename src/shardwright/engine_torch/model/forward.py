@@ -41,9 +41,9 @@ def layer(
         links, low={names[name]: replace(links.low[name], site=site) for name in names if name in links.low}
     )
     eps = architecture.norm_eps
-    normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
+    normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps, split=links.split)
     x_BLM = named(x_BLM + attention(normed_BLM, weights, architecture, rotation, mask, links), AFTER_ATTENTION)
-    normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
+    normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps, split=links.split)
     if not stack.experts:
         return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
     assert architecture.experts is not None

@@ -302,7 +302,7 @@ class Stage:
         at_site = replace(
             links, low={name: replace(links.low[name], site=site) for name in params if name in links.low}
         )
-        x_BLM = rms_norm(x_BLM, final_norm, self._architecture.norm_eps)
+        x_BLM = rms_norm(x_BLM, final_norm, self._architecture.norm_eps, split=links.split)
         x_BLM = links.move("residual.stream", "logits.input", x_BLM)
         targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
         valid_BL = links.move("input.valid", "logits.valid", batch["valid"])

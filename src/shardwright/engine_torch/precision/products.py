@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from shardwright.core.recipes.formula import dequantize
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
-from shardwright.engine_torch.io.layer_io import LowPrecision
+from shardwright.engine_torch.io.layer_io import LowPrecision, halves_wanted
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_torch.precision.delayed import factors_at
@@ -72,7 +72,8 @@ class _Quantized(torch.autograd.Function):
         x, weight = _saved(ctx)
         cotangent = cotangents[0].to(kept("cotangent", x.dtype))
         d_x = d_weight_OI = None
-        of_input, of_weight = _wanted(ctx)
+        # What the first half has agreed on is left for the second.
+        of_input, of_weight = halves_wanted(ctx, split=ctx.low.split)
         amaxes = ctx.amaxes if of_input else ctx.left
         if of_input:
             transposed = _each(_inputs_first(weight))
@@ -111,7 +112,8 @@ class _Grouped(torch.autograd.Function):
         d_RO = cotangents[0].to(x_RI.dtype)
         xs, ds = x_RI.split(ctx.rows), d_RO.split(ctx.rows)
         d_x_RI = d_weight_EOI = None
-        of_input, of_weight = _wanted(ctx)
+        # What the first half has agreed on is left for the second.
+        of_input, of_weight = halves_wanted(ctx, split=ctx.low.split)
         amaxes = ctx.amaxes if of_input else ctx.left
         if of_input:
             d_xs, amaxes = _multiplied("input_gradient", ds, _each(_inputs_first(weight)), ctx.low, amaxes)
@@ -121,15 +123,6 @@ class _Grouped(torch.autograd.Function):
             d_weight_EOI = torch.stack([d.T for d in d_weights]).to(ctx.dtype)
         ctx.left = amaxes
         return d_x_RI, d_weight_EOI, None, None, None, None
-
-
-def _wanted(ctx: Any) -> tuple[bool, bool]:
-    """Whether a backward pass makes the gradients of the input and of the weight. One in halves comes here in each of them, for which
-    autograd asks without saying so; what the first has agreed on is left for the second."""
-    if not ctx.low.split:
-        return True, True
-    ctx.in_first_half = not getattr(ctx, "in_first_half", False)
-    return ctx.in_first_half, not ctx.in_first_half
 
 
 def _coded(weight: torch.Tensor | Coded) -> Coded | None:
