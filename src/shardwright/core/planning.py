@@ -95,9 +95,12 @@ def _with_stages(plan: Plan, choice: Choice) -> Plan:
     """The plan with its pipeline. ``choice``: its stages, which can be made."""
     request, mesh = plan.request, plan.mesh
     planned: dict[object, Plan] = {}
-    plans, held = (
-        [_resolved_once(own, planned) for own in requests]
-        for requests in (stage_requests(request, mesh, choice), held_requests(request, mesh, choice))
+    plans = [_resolved_once(own, planned) for own in stage_requests(request, mesh, choice)]
+    # PyTorch's ranks hold their stages.
+    held = (
+        plans
+        if request.engine == "torch"
+        else [_resolved_once(own, planned) for own in held_requests(request, mesh, choice)]
     )
     of_ends = ends_request(request, mesh)
     ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
@@ -38,8 +39,10 @@ def planned_pipeline(
     """The pipeline with what each stage needs. ``held``: the plan of what its devices hold, for each stage. ``ends``: that of the ends
     that all stages share."""
     gathering = gathering_in(request, choice)
+    # Most stages have the rows of another one.
+    sizes = {id(plan.tensors): _Sizes.of(plan, gathering) for plan in {id(one.tensors): one for one in held}.values()}
     stages = [
-        _planned(choice, number, stage, plan, gathering)
+        _planned(choice, number, stage, plan, sizes[id(plan.tensors)])
         for number, (stage, plan) in enumerate(zip(choice.stages, held, strict=True))
     ]
     if request.engine == "torch":
@@ -66,9 +69,20 @@ def gathering_of_ends(request: Request) -> Gathering:
     return OF_SHARED_ENDS if request.engine == "torch" else EACH_PASS
 
 
-def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, gathering: Gathering) -> PlannedStage:
+class _Sizes(NamedTuple):
+    """Bytes of a microbatch on a stage, between its passes and during one; and of weights that stay gathered."""
+
+    saved: int
+    working: int
+    gathered: int
+
+    @classmethod
+    def of(cls, plan: Plan, gathering: Gathering) -> _Sizes:
+        return cls(*microbatch_bytes(plan.request, plan.mesh, plan.tensors), gathered_bytes(plan, gathering))
+
+
+def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, sizes: _Sizes) -> PlannedStage:
     units = [unit for unit in choice.units if _has(stage, unit.letter, unit.layer)]
-    saved, working = microbatch_bytes(plan.request, plan.mesh, plan.tensors)
     return PlannedStage(
         number=number,
         rank=choice.table.rank_of(number),
@@ -79,9 +93,9 @@ def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, gathering: G
         average_bytes=plan.memory.average_bytes,
         amax_history_bytes=plan.memory.amax_history_bytes,
         narrowed_bytes=plan.memory.narrowed_bytes,
-        saved_bytes=saved,
-        working_bytes=working,
-        gathered_bytes=gathered_bytes(plan, gathering),
+        saved_bytes=sizes.saved,
+        working_bytes=sizes.working,
+        gathered_bytes=sizes.gathered,
         output_bytes=plan.by_name["residual.stream"].bytes_per_device,
         work=work_of(units),
     )

@@ -101,10 +101,8 @@ def request_of(request: Request, mesh: Mesh, stage: Stage) -> Request:
 
 
 def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
-    """The same for what the devices of each stage hold. PyTorch's ranks hold their stages. JAX has one program for all devices, in
-    which arrays are equally large on all stages, and each device has both ends."""
-    if request.engine == "torch":
-        return stage_requests(request, mesh, choice)
+    """The same for what the devices of each stage hold on JAX: one program of all devices, in which arrays are equally large on all
+    stages, and each device has both ends."""
     ends = ends_of_stages(request, stage_axes(request, mesh))
     return tuple(
         _alone(request, mesh, program_table(request.table, choice.stages, ends=ends if number < choice.ranks else ()))

@@ -58,7 +58,13 @@ def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tu
         """The least largest sum of the stages from one on."""
         if stage == stages:
             return 0
-        return min((max(sums[end] - sums[first], least(end, stage + 1)) for end in ends(first, stage)), default=inf)
+        found = inf
+        for end in ends(first, stage):
+            own = sums[end] - sums[first]
+            if own >= found:
+                break
+            found = min(found, max(own, least(end, stage + 1)))
+        return found
 
     most = least(0, 0)
 
