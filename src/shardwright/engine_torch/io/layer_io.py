@@ -159,8 +159,8 @@ class Links:
 
 
 def halves_wanted(ctx: Any, *, split: bool) -> tuple[bool, bool]:
-    """Whether a backward pass of an autograd function makes the gradients of the input and of the weight. ``split``: the pass comes to it
-    twice, for which autograd asks without saying so: first for the input's, then for the weight's."""
+    """Whether a backward pass of an autograd function makes the gradients of the input and of the weight. ``split``: it is
+    called twice, for which autograd asks without saying so: first for the input's, then for the weight's."""
     if not split:
         return True, True
     ctx.in_first_half = not getattr(ctx, "in_first_half", False)
