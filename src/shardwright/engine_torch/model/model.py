@@ -61,7 +61,9 @@ class Model:
         self.watching: Watching = lambda _: nullcontext()
         self.stages: dict[int, Stage] = {}
         for number, own in plans.items():
-            links = links_of(own, inside, num, split=gathering.split)
+            # Nothing waits for a cotangent of the first stage.
+            begins = any("embedding" in (one.component, *one.uses) for one in own.request.table.weights)
+            links = links_of(own, inside, num, split=gathering.split and not begins)
             links = replace(links, experts=replace(links.experts, how_many=_read_once(how_many)))
             self.stages[number] = Stage(own, links, inside, weights_on, gathering)
         if plan.ends_plan is not None and (only is None or SHARED in only):

@@ -111,19 +111,20 @@ class _Computed(NamedTuple):
 
 
 class _Left(NamedTuple):
-    """What the first half leaves of a segment: PyTorch's groups of weights with the cotangents before them; or, of the embedding, whose
-    input has no cotangent, all."""
+    """What the first half leaves of a segment: PyTorch's groups of weights with the cotangents before them."""
 
     computed: _Computed
-    groups: list[dict[str, Any]] | None
-    cotangent: torch.Tensor | None
+    groups: list[dict[str, Any]]
 
 
 class InHalves:
-    """A pass whose backward pass is in halves. Layers save what ``remat`` says, and the ends all, as in other passes."""
+    """A pass whose backward pass is in halves. Layers save what ``remat`` says, and the ends all, as in other passes.
+
+    For the first stage no one waits: all of its backward pass is in the second half, in which no operation is repeated."""
 
     def __init__(self, stage: Stage, batch: Batch, x_BLM: torch.Tensor | None) -> None:
-        self._stage = stage
+        self._stage, self._is_first = stage, x_BLM is None
+        self._cotangent: torch.Tensor | None = None
         again = stage.plan.request.remat != "none"
         self._kept: list[tuple[Segment, torch.Tensor | None] | _Computed] = []
         self._left: list[_Left] = []
@@ -149,29 +150,36 @@ class InHalves:
         return found
 
     def input_gradient(self, cotangent: torch.Tensor | None) -> torch.Tensor | None:
+        if self._is_first:
+            self._cotangent = cotangent
+            return None
         of_inputs, _ = halves()
-        while self._kept:
-            kept = self._kept.pop()
-            one = kept if isinstance(kept, _Computed) else _computed(*kept)[0]
-            if one.x_BLM is None:
-                self._left.append(_Left(one, None, cotangent))
-                return None
+        for one in self._backwards():
+            assert one.x_BLM is not None
             outputs = [one.output]
             cotangents = None if cotangent is None else [cotangent]
             [found], groups = of_inputs(outputs, cotangents, [one.x_BLM], iter(one.segment.weights()))
-            self._left.append(_Left(one, groups, None))
+            self._left.append(_Left(one, groups))
             cotangent = found
         return cotangent
 
     def weight_gradient(self) -> None:
+        if self._is_first:
+            cotangent = self._cotangent
+            for one in self._backwards():
+                one.output.backward(cotangent)
+                cotangent = None if one.x_BLM is None else one.x_BLM.grad
         _, of_weights = halves()
-        for one in self._left:
-            if one.groups is None:
-                one.computed.output.backward(one.cotangent)
-            else:
-                of_weights(iter(one.computed.segment.weights()), one.groups)
+        for computed, groups in self._left:
+            of_weights(iter(computed.segment.weights()), groups)
         self._left.clear()
         end_backward(self._stage.sharded())
+
+    def _backwards(self) -> Iterator[_Computed]:
+        """The segments, the last first, each let go of by the next one."""
+        while self._kept:
+            kept = self._kept.pop()
+            yield kept if isinstance(kept, _Computed) else _computed(*kept)[0]
 
 
 def _computed(segment: Segment, x_BLM: torch.Tensor | None) -> tuple[_Computed, Result]:
