@@ -169,7 +169,3 @@ LARGE: tuple[Case, ...] = (
     ),
 )
 """The largest, which take minutes each."""
-
-EARLIER = frozenset(case.name for case in LARGE if case.model == "deepseek3-671b")
-"""Cases whose programs were compiled, and their memory planned, before the backward pass on JAX had its present order
-(``engine_jax/layers/order.py``). Their bytes and collectives are those of today."""

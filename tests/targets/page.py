@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from shardwright.compiled.agreement.rewrites import REWRITES, family
-from tests.targets.cases import EARLIER, Case
+from tests.targets.cases import Case
 from tests.targets.row import Row
 
 HEAD = """# What compilers make of a plan
@@ -28,14 +28,9 @@ to a comparison. [compiled-moe.md](compiled-moe.md) has six of the cases collect
   moments are stored in bfloat16, and all is computed in it. The estimate for TPU and GPU was developed with some of these
   programs; [compiled-policies.md](compiled-policies.md) has cases that were predicted before. *temporaries*: the memory
   that the compiler allocates for everything but the arguments.
-- *earlier*: compiled before the backward pass had its present order (`engine_jax/layers/order.py`), beside the memory that was planned then. Its bytes and
-  collectives are those of today.
 - *seconds*: of compiling, on two cores that may have had other work.
 
 """
-
-
-EARLIER_MARK = ", *earlier*"
 
 
 class Limit(NamedTuple):
@@ -89,8 +84,7 @@ def by_rewrites(rows: Sequence[Row]) -> float:
 
 
 def _summary(rows: Sequence[Row]) -> str:
-    now = [row for row in rows if row.case not in EARLIER]
-    chips = [row for row in now if family(row.target) != "cpu"]
+    chips = [row for row in rows if family(row.target) != "cpu"]
     exact = sum(row.bytes_error == 0 and not row.unmatched for row in rows)
     shares = ", ".join(f"{by_rewrites(some):.1%} on {FAMILIES[name]}" for name, some in _families(rows).items())
     return (
@@ -98,7 +92,7 @@ def _summary(rows: Sequence[Row]) -> str:
         f"{sum(bool(row.unmatched) for row in rows)} have a collective that nothing explains. "
         f"Rewrites alone explain {by_rewrites(rows):.1%} of the bytes of all cases: {shares}. "
         f"Memory is off by {_mean([abs(row.memory_error) for row in chips]):.1%} on average on chips, and by "
-        f"{_mean([abs(row.memory_error) for row in now]):.1%} with CPU, without those that were compiled earlier. On TPU more memory is allocated than is in "
+        f"{_mean([abs(row.memory_error) for row in rows]):.1%} with CPU. On TPU more memory is allocated than is in "
         f"use at the peak, by up to {_gb(max([_unused(row) for row in rows if family(row.target) == 'tpu'], default=0))}."
     )
 
@@ -122,7 +116,7 @@ def _table(cases: Sequence[Case], found: Mapping[str, Row]) -> Iterator[str]:
     for case in cases:
         row = found[case.name]
         yield (
-            f"| {case.name}{EARLIER_MARK if case.name in EARLIER else ''} | {case.batch} x {case.length:,} | {_gb(row.predicted_bytes)} | {_gb(row.compiled_bytes)} | "
+            f"| {case.name} | {case.batch} x {case.length:,} | {_gb(row.predicted_bytes)} | {_gb(row.compiled_bytes)} | "
             f"{row.matched} | {len(row.explained)} | {row.explained_share:.1%} | {len(row.unmatched)} | "
             f"{row.bytes_error:.2%} | {_gb(row.predicted_memory)} | {_gb(row.peak)} | {row.memory_error:+.1%} | "
             f"{_gb(row.temporaries)} | {row.seconds:.0f} |"

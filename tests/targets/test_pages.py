@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.core.resolution.resolve import traffic_of
-from tests.targets.cases import CASES, EARLIER, LARGE, Case
+from tests.targets.cases import CASES, LARGE, Case
 from tests.targets.moe_page import moe_page
 from tests.targets.movements import Movement, kept_movements, tokens_or_weights
 from tests.targets.page import LIMITS, by_rewrites, page
@@ -83,7 +83,7 @@ def test_the_lines_of_a_case_add_up_to_its_row(name: str) -> None:
 @pytest.mark.parametrize("row", kept_rows().values(), ids=kept_rows())
 def test_a_row_has_the_current_prediction(row: Row) -> None:
     prediction = kept()[row.case]
-    assert row.case in EARLIER or row.predicted_memory == prediction["memory total_bytes_per_device"]
+    assert row.predicted_memory == prediction["memory total_bytes_per_device"]
     moved = {name: size for name, size in prediction.items() if not name.startswith("memory ")}
     assert row.predicted_bytes == sum(moved.values())
 
