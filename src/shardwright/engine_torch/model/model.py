@@ -61,8 +61,8 @@ class Model:
         self.watching: Watching = lambda _: nullcontext()
         self.stages: dict[int, Stage] = {}
         for number, own in plans.items():
-            # Nothing waits for a cotangent of the first stage.
-            begins = any("embedding" in (one.component, *one.uses) for one in own.request.table.weights)
+            # No stage waits for a cotangent of the first one.
+            begins = pipeline is not None and pipeline.choice.stages[number].embedding
             links = links_of(own, inside, num, split=gathering.split and not begins)
             links = replace(links, experts=replace(links.experts, how_many=_read_once(how_many)))
             self.stages[number] = Stage(own, links, inside, weights_on, gathering)

@@ -123,7 +123,7 @@ class InHalves:
     For the first stage no one waits: all of its backward pass is in the second half, in which no operation is repeated."""
 
     def __init__(self, stage: Stage, batch: Batch, x_BLM: torch.Tensor | None) -> None:
-        self._stage, self._is_first = stage, x_BLM is None
+        self._stage = stage
         self._cotangent: torch.Tensor | None = None
         again = stage.plan.request.remat != "none"
         self._kept: list[tuple[Segment, torch.Tensor | None] | _Computed] = []
@@ -150,7 +150,7 @@ class InHalves:
         return found
 
     def input_gradient(self, cotangent: torch.Tensor | None) -> torch.Tensor | None:
-        if self._is_first:
+        if not self._stage.links.split:
             self._cotangent = cotangent
             return None
         of_inputs, _ = halves()
@@ -164,7 +164,7 @@ class InHalves:
         return cotangent
 
     def weight_gradient(self) -> None:
-        if self._is_first:
+        if not self._stage.links.split:
             cotangent = self._cotangent
             for one in self._backwards():
                 one.output.backward(cotangent)
