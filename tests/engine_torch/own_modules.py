@@ -33,6 +33,7 @@ from shardwright.engine_torch.modules import (
     update_scales,
 )
 from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.products import ProductModule
 
 TOKENS, WIDTH, HIDDEN, VOCAB = 128, 128, 256, 256
 """Of each of four data ranks, and of the weights: a rank of tp has a multiple of the largest block."""
@@ -42,8 +43,8 @@ POWER_OF_TWO = "fp8-current-2"
 
 DELAYED = "fp8-delayed"
 
-WITHOUT_CHANCE = "nvfp4-nearest"
-"""nvfp4 without what modules do not compute: stochastic rounding, and Hadamard transforms."""
+NVFP4, WITHOUT_CHANCE = "nvfp4", "nvfp4-nearest"
+"""nvfp4 without stochastic rounding and Hadamard transforms."""
 
 WITH_OPTIONS = {
     POWER_OF_TWO: preset("fp8-current", use_power_2_scales=True),
@@ -293,7 +294,7 @@ def trained(
     hooks = [
         one.register_forward_pre_hook(_recording(codes, name))
         for name, one in module.named_modules()
-        if isinstance(one, ParallelModule)
+        if isinstance(one, ProductModule)
     ]
     steps = [step(module, model, at, 0, optimizer)]
     for hook in hooks:
@@ -315,7 +316,7 @@ def trained(
 
 
 def _recording(codes: dict[str, Codes], name: str) -> Callable[..., None]:
-    def record(module: ParallelModule, _: object) -> None:
+    def record(module: ProductModule, _: object) -> None:
         for weight in module.linear_dims():
             found = module.quantized(weight)
             if found is not None:

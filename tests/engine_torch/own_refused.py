@@ -56,6 +56,9 @@ def of_rank(case: str) -> nn.Module:
         return run_of({"w": DTensor.from_local(rows, line(count), [Shard(0)], run_check=False, **twelve)})
     if case == "a sum over ranks":
         return run_of({"w": DTensor.from_local(torch.zeros(2), line(count), [Partial()], run_check=False)})
+    if case == "a mesh in another order than its group":
+        backwards = DeviceMesh("cpu", torch.arange(count).flip(0), mesh_dim_names=("dp",))
+        return run_of({"w": DTensor.from_local(torch.zeros(2), backwards, [Shard(0)], run_check=False)})
     if case == "a value of one rank":
         return WithValue({rank} if rank == 2 else 1)
     assert case == "other values of an option", case

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from shardwright.core.findings.errors import InputError
@@ -57,6 +57,7 @@ def refusals() -> Mapping[str, str]:
 
     cases: Mapping[str, Callable[[], object]] = {
         "two dims": lambda: Linear(8, 8, parallel_mode="column", tp_mesh=mesh),
+        "no order": lambda: Linear(8, 8, tp_mesh=DeviceMesh("cpu", torch.tensor([2, 0, 1, 3]), mesh_dim_names=("tp",))),
         "no mesh": lambda: Linear(8, 8).set_device_mesh("tp"),  # pyright: ignore[reportArgumentType]
         "dim": lambda: Linear(8, 9, parallel_mode="column", tp_mesh=mesh["tp"]),
         "block": lambda: Linear(128, 384, parallel_mode="column", recipe="fp8-block", tp_mesh=mesh["tp"]),

@@ -205,7 +205,7 @@ REFUSED = (
     (
         lambda: Linear(8, 8, recipe=changed("weight", block=Block(contracted=4, other=4))),
         "recipe 'fp8-delayed': it takes amaxes of earlier steps for blocks, or for scales in powers of two (of weight in output), which "
-        "these modules do not compute. Use fp8-current, fp8-delayed, fp8-row, fp8-block or mxfp8.",
+        "these modules do not compute. Use one of fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, nvfp4, or change that.",
     ),
 )
 

@@ -207,6 +207,8 @@ def test_a_scaled_product_of_pytorch_is_the_same() -> None:
 
 REFUSED: Mapping[str, str] = {
     "two dims": "Linear: tp_mesh has the dims fsdp, tp of sizes 2 x 2; it must have one dim. Give one of them, as mesh['tp'].",
+    "no order": "Linear: tp_mesh has the ranks [2, 0, 1, 3] along 'tp', and their process group has them in ascending order. Make the "
+    "mesh of ranks that ascend along each dim, as init_device_mesh does.",
     "no mesh": "Linear: tp_mesh is a str; it must be a DeviceMesh of one dim, as mesh['tp'].",
     "dim": "Linear: tp 2 shards dim 0 of 'weight' (9, 8), and does not divide 9. Take 8 or 10, or other tp ranks.",
     "block": "Linear: out_features=384 over tp 2 is 192 for each rank, and 'fp8-block' has blocks of 128 along it, which a shard "
@@ -248,11 +250,6 @@ REFUSED_ALONE: Sequence[tuple[Callable[[], object], str]] = (
         lambda: Linear(8, 8, recipe=8),
         "recipe is a int; it must be one of fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, nvfp4, or what "
         "shardwright.core.recipes.presets.preset gives.",
-    ),
-    (
-        lambda: Linear(8, 8, recipe="nvfp4"),
-        "recipe 'nvfp4': it rounds stochastically (of output_gradient in input_gradient), which these modules do not compute. Use "
-        "fp8-current, fp8-delayed, fp8-row, fp8-block or mxfp8, or preset('nvfp4', disable_rht=True, disable_stochastic_rounding=True).",
     ),
     (
         lambda: Linear(8, 8, return_bias=True),

@@ -30,6 +30,8 @@ SAME_ON_ALL = {
     "rows that from_local counts wrong": "'w' is float32 (12, 2) on rank 0 and float32 (4, 2) on rank 3. If each is a shard of its "
     "own, say so in its placements, or give each a name of its own. Nothing was saved.",
     "a sum over ranks": "'w' is partial: its value is a sum over ranks. Reduce it first, by redistribute.",
+    "a mesh in another order than its group": "'w': its DeviceMesh has the ranks [3, 2, 1, 0] along 'dp', and their process group has them "
+    "in ascending order. Make the mesh of ranks that ascend along each dim, as init_device_mesh does.",
     "other values of an option": "module['_extra_state'] is 0 on rank 0 and 1 on rank 2: a checkpoint has one value for all. Give "
     "all the same, or a key for each.",
 }

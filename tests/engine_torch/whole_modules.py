@@ -34,7 +34,7 @@ HEAD = f"""# How much a mesh moves modules
 The [modules](modules.md) of three models on meshes of four ranks, compared with the same in one process, under every recipe. `pair` is a
 column-parallel and a row-parallel `Linear` with one beside them; `decoder` a vocabulary-parallel `Embedding` with a tied head, attention with a
 `LayerNormLinear`, and a gated `LayerNormMLP`; `grouped` two `GroupedLinear` after a `LayerNormLinear`, with a layer that has no tokens. `fp8-current-2` has
-scales that are powers of two; `nvfp4-nearest` is `nvfp4` with `disable_rht` and `disable_stochastic_rounding`. `fsdp` has four ranks,
+scales that are powers of two; `nvfp4-nearest` is `nvfp4` with `disable_rht` and `disable_stochastic_rounding`; `nvfp4` draws the random bits of one process on any mesh. `fsdp` has four ranks,
 `hsdp` 2 x 2, `tp` fsdp 2 x tp 2, and `tp-sp` the same with sequence parallelism.
 
 In each case the initial values equal those of one process, and so do the bytes of all weights' codes and scales in the first step. After
@@ -42,8 +42,9 @@ In each case the initial values equal those of one process, and so do the bytes 
 the next step has the same bits, and everywhere the state of delayed scaling has.
 
 Figures are the largest difference of an output or gradient, as a share of its norm (in high precision of its largest value), and in parentheses as a share
-of what is allowed: 2^-8 in the first step, and later half of the distance of two codes, 2^-4 (of `nvfp4` 2^-2). Where another order of summation in one process moves it by more (exact scales of entire tensors),
-twice that is allowed, and the bound of later steps in the first one too, as for weight gradients whose blocks lie along the tokens that a rank has for a grouped layer.
+of what is allowed: 2^-8 in the first step, and later half of the distance of two codes, 2^-4 (of
+`nvfp4-nearest` 2^-2; of `nvfp4`, which rounds stochastically, all of it, 2^-1). Where another order of summation in one process moves it
+by more (exact scales of entire tensors), twice that is allowed, and the bound of later steps in the first one too, as for weight gradients whose blocks lie along the tokens that a rank has for a grouped layer.
 In high precision it is 1e-5, and 1e-3 later.
 
 `python -m tests.engine_torch.whole_modules` measures again and writes this page, as part of `make test-all`.

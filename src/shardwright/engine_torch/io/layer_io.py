@@ -8,7 +8,7 @@ algorithms that communicate themselves (a ring, experts, a sharded vocabulary).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -93,17 +93,28 @@ class ExpertLinks:
 class Site:
     """Where in a run a product is: what changes from step to step, from microbatch to microbatch and from layer to layer.
 
-    Numbers are from 0, and those of products outside the layers are of ``layer`` -1; ``seed``: of the run. ``factors``: by the names
+    Numbers are from 0, and those of products outside the layers are of ``layer`` -1; ``seed``: of the run, a number below 2^64 or its two
+    words, int32. ``passes``: where steps are not known, how many backward passes there were, int32: each takes that number as its
+    ``step``, and adds one in place. ``factors``: by the names
     of the plan's delayed scales, that of the layer, or those of its experts on this rank, float32. ``amaxes``: those of the tensors
     in this step, int32 bits, of the same shapes; the products raise them in place.
     """
 
-    seed: int = 0
-    step: int = 0
+    seed: int | torch.Tensor = 0
+    step: int | torch.Tensor = 0
     microbatch: int = 0
     layer: int = -1
+    passes: torch.Tensor | None = None
     factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     amaxes: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def of_next_pass(self) -> Site:
+        """That of one backward pass."""
+        if self.passes is None:
+            return self
+        number = self.passes.clone()
+        self.passes.add_(1)
+        return replace(self, step=number)
 
 
 NO_SITE = Site()

@@ -1,6 +1,7 @@
 """Modules for any PyTorch program, whose weights shard over TP and FSDP, are quantized by a recipe, and save exactly.
 
-parallel.py         what all with parameters have: set_device_mesh, reset_parameters, a linear layer's product
+parallel.py         what all with parameters have: set_device_mesh, reset_parameters
+products.py         what all with linear layers have: products as their recipe has them
 linear.py           Linear
 norm.py             RMSNorm and LayerNorm
 normed.py           LayerNormLinear and LayerNormMLP

@@ -11,12 +11,12 @@ import torch
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
-from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.initial import InitMethod
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, exchanged, in_autocast
+from shardwright.engine_torch.modules.products import ProductModule
 
 
-class GroupedLinear(ParallelModule):
+class GroupedLinear(ProductModule):
     """``num_gemms`` linear layers with parameters ``weight0``, ``bias0``, ``weight1``, ...: tokens are sorted by layer.
 
     ``forward(x, m_splits)``: the first ``m_splits[0]`` tokens of x ``[tokens, in_features]`` are for layer 0, and so on.
@@ -68,7 +68,10 @@ class GroupedLinear(ParallelModule):
         self.require_width(x, "weight0", mode, peers)
         x = in_autocast(x)
         x = exchanged(x, "copied", peers) if mode == "column" else x
-        made = [self.multiplied(tokens, f"weight{number}", mode) for number, tokens in enumerate(x.split(splits))]
+        made = [
+            self.multiplied(tokens, f"weight{number}", mode, sorted_tokens=True)
+            for number, tokens in enumerate(x.split(splits))
+        ]
         y = exchanged(torch.cat(made), "summed", peers) if mode == "row" else torch.cat(made)
         if not self.use_bias:
             return y

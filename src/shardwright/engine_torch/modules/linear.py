@@ -12,14 +12,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
-from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.initial import ZEROS, InitMethod, Parameter, weight_initial
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
+from shardwright.engine_torch.modules.products import ProductModule
 
 DIM_NAMES: Mapping[Dim, str] = {"inputs": "in_features", "outputs": "out_features"}
 
 
-class Linear(ParallelModule):
+class Linear(ProductModule):
     """``x @ weight.T + bias``. The arguments are those of Transformer Engine's ``Linear``, and ``recipe``.
 
     | ``parallel_mode`` | weight on tp | bias | input | output |

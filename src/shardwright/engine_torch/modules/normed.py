@@ -12,9 +12,9 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
 from shardwright.engine_torch.modules.norm import Normalization, norm_parameters, normalized
-from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.initial import InitMethod
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
+from shardwright.engine_torch.modules.products import ProductModule
 
 NORM = "layer_norm_"
 """What the names of a norm's parameters begin with."""
@@ -37,7 +37,7 @@ ACTIVATIONS: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] =
 """By Transformer Engine's name: the function, and whether the hidden units are gated by it."""
 
 
-class LayerNormLinear(ParallelModule):
+class LayerNormLinear(ProductModule):
     """A norm, then a linear layer: replicated, or column-parallel.
 
     >>> LayerNormLinear(4, 2, normalization="RMSNorm")(torch.ones(3, 4)).shape
@@ -83,7 +83,7 @@ class LayerNormLinear(ParallelModule):
         return {"weight": (self.parallel_mode, DIM_NAMES)}
 
 
-class LayerNormMLP(ParallelModule):
+class LayerNormMLP(ProductModule):
     """A norm, then ``fc2(activation(fc1(x)))``; gated: ``fc2(activation(fc1_gate(x)) * fc1(x))``.
 
     ``set_parallel_mode``: fc1 is column-parallel and fc2 row-parallel; otherwise both are replicated. A gated layer has two

@@ -17,40 +17,28 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from shardwright.core.findings.errors import InputError
-from shardwright.core.recipes.formula import Quantized
-from shardwright.core.recipes.recipe import Dim, Operand
 from shardwright.core.recipes.shown import recipe_text
-from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
+from shardwright.engine_torch.io.layer_io import ALONE
 from shardwright.engine_torch.io.mesh import Peers
-from shardwright.engine_torch.io.private import no_view
-from shardwright.engine_torch.layers.product import weight_product
 from shardwright.engine_torch.modules.parts.arguments import (
     refuse,
-    require_floats,
     require_positive,
     require_sizes,
     require_wide,
 )
-from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
 from shardwright.engine_torch.modules.parts.initial import Parameter, fill, local_box, new_seed
-from shardwright.engine_torch.modules.parts.precision import low_precision, recipe_of, require_units, with_kernels
+from shardwright.engine_torch.modules.parts.precision import recipe_of
 from shardwright.engine_torch.modules.parts.tensor_parallel import (
-    Mode,
-    entered,
-    in_autocast,
     in_use,
-    left,
     lies_on,
     mesh_of,
     mesh_text,
-    peers_in,
     peers_of,
     ranks_of,
     require_equal,
     require_one_dim,
     require_within,
 )
-from shardwright.engine_torch.precision.operands import quantized
 
 PLACED_AS = "_shardwright_placed_as"
 """The attribute of a parameter that was replaced: where two modules share it, both get the same DTensor."""
@@ -98,14 +86,12 @@ class ParallelModule(nn.Module):
         of_all = self.tp_size == 1
         for one in parameters:
             require_sizes(one, self.label)
-            self._require_divided(one, self.tp_size)
+        self._require_divided(self.tp_size)
+        for one in parameters:
             shape = one.shape if of_all else local_box(one, self.tp_size, 0).shape
             tensor = torch.empty(shape, dtype=dtype, device=self.device if of_all else "meta")
             self.register_parameter(one.name, nn.Parameter(tensor))
-        self._require_units(self.tp_size)
-        self.delayed = None
-        if self.recipe is not None and self.recipe.history is not None and self.linear_dims():
-            self.delayed = DelayedAmaxes(self.recipe, self.linear_dims(), self.label, self.device)
+        self._make_state()
         if of_all and self.device.type != "meta":
             self._fill()
         if tp_mesh is not None or weight_mesh is not None:
@@ -172,10 +158,7 @@ class ParallelModule(nn.Module):
         if any(one is not None and one.is_meta for one in self._parameters.values()):
             self._take_memory(self._memory(first))
         self._fill()
-        if self.delayed is not None:
-            if self.delayed.steps.is_meta:
-                self.delayed.to_empty(device=self._memory(first))
-            self.delayed.reset()
+        self._reset_state(self._memory(first))
 
     def extra_repr(self) -> str:
         sizes = ", ".join(f"{one.name}={tuple(one.shape)}" for one in self.specs.values())
@@ -201,77 +184,6 @@ class ParallelModule(nn.Module):
         partial = self.specs[name].tp_dim is None and self.sequence_parallel
         return in_use(parameter, dtype, peers, partial=partial)
 
-    def product(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
-        """A linear layer: tokens ``[..., inputs]`` times a weight, with the exchanges of its mode, plus its bias."""
-        return self.product_of_entered(self.entered(x, names[0], mode), names, mode)
-
-    def entered(self, x: torch.Tensor, name: str, mode: Mode | None) -> torch.Tensor:
-        """The input of a linear layer, as the local weight ``name`` needs it."""
-        peers = self.peers
-        self.require_width(x, name, mode, peers)
-        return entered(in_autocast(x), mode, sequence_parallel=self.sequence_parallel, peers=peers)
-
-    def product_of_entered(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
-        """As ``product``, of an input after ``entered``, which several weights may share."""
-        peers, (weight_name, bias_name) = self.peers, names
-        y = self.multiplied(x, weight_name, mode)
-        if mode == "row":
-            self.require_shards(y, peers)
-        y = left(y, mode, sequence_parallel=self.sequence_parallel, peers=peers)
-        return y if bias_name is None else y + self.weight_in_use(bias_name, x.dtype)
-
-    def multiplied(self, x: torch.Tensor, name: str, mode: Mode | None) -> torch.Tensor:
-        """Local tokens times the local weight ``name``, as the recipe has it."""
-        weight = self.weight_in_use(name, x.dtype)
-        if self.delayed is not None and self._has_amaxes:
-            self.delayed.notice_missing_end(name, weight)
-        y = weight_product(x, weight, low=with_kernels(self._low(name, mode), x))
-        return y if self.recipe is None else no_view(y)
-
-    def delayed_peers(self) -> Mapping[tuple[str, Operand], Peers]:
-        """For each operand with a delayed amax, the ranks that hold parts of it."""
-        if self.delayed is None:
-            return {}
-        found: dict[tuple[str, Operand], Peers] = {}
-        for name, (mode, _) in self.linear_dims().items():
-            low = self._low(name, mode)
-            assert low is not None
-            found |= {(name, place[1]): low.amax_peers.get(place, ALONE) for place in low.delayed}
-        return found
-
-    @property
-    def _has_amaxes(self) -> bool:
-        """Whether a pass now has amaxes: only training has."""
-        return self.training and torch.is_grad_enabled()
-
-    def _low(self, name: str, mode: Mode | None) -> LowPrecision | None:
-        if self.recipe is None:
-            return None
-        group = None if self.amax_group is None else peers_in(self.amax_group)
-        site = NO_SITE
-        if self.delayed is not None:
-            site = self.delayed.site(name, recording=self._has_amaxes)
-        return low_precision(
-            self.recipe, mode, self.peers, group, sequence_parallel=self.sequence_parallel, name=name, site=site
-        )
-
-    def quantized(self, name: str) -> Quantized | None:
-        """Codes and scales of a weight in the product of the forward pass, as this rank multiplies them; None: it is not quantized.
-
-        The weight must be in use: called in a forward pre-hook where ``fully_shard`` gathers it. Every rank of tp calls this.
-        """
-        low = self._low(name, self.linear_dims()[name][0])
-        place = ("output", "weight")
-        if low is None or place not in low.quantizers:
-            return None
-        weight = self.weight_in_use(name, getattr(self, name).dtype)
-        factor = low.site.factors[low.delayed[place]] if place in low.delayed else None
-        return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE), factor=factor)
-
-    def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
-        """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""
-        return {}
-
     def _mesh_of_tied(self) -> DeviceMesh | None:
         """The tp mesh of parameters that are tied to those of a module on it."""
         for name, one in self.specs.items():
@@ -291,9 +203,7 @@ class ParallelModule(nn.Module):
             )
         if self.tp_mesh is not None and ranks_of(self.tp_mesh) != ranks_of(mesh):
             raise InputError(f"{self.label} is on the ranks {ranks_of(self.tp_mesh)} of another tp_mesh already.")
-        for one in self.specs.values():
-            self._require_divided(one, size)
-        self._require_units(size)
+        self._require_divided(size)
         placed = {name: self._placement(one) for name, one in self.specs.items()}
         current: dict[str, torch.Tensor] = {}
         for name in self.specs:
@@ -359,27 +269,21 @@ class ParallelModule(nn.Module):
         kind = first.device_mesh.device_type if isinstance(first, DTensor) else "cpu"
         return torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
-    def _require_divided(self, one: Parameter, num: int) -> None:
-        if one.tp_dim is not None and one.shape[one.tp_dim] % num:
-            size = one.shape[one.tp_dim]
-            raise InputError(
-                f"{self.label}: tp {num} shards dim {one.tp_dim} of '{one.name}' {one.shape}, and does not divide {size}. Take "
-                f"{size // num * num} or {(size // num + 1) * num}, or other tp ranks."
-            )
+    def _require_divided(self, num: int) -> None:
+        """Raises InputError for a dim that ``num`` tp ranks do not divide."""
+        for one in self.specs.values():
+            if one.tp_dim is not None and one.shape[one.tp_dim] % num:
+                size = one.shape[one.tp_dim]
+                raise InputError(
+                    f"{self.label}: tp {num} shards dim {one.tp_dim} of '{one.name}' {one.shape}, and does not divide {size}. Take "
+                    f"{size // num * num} or {(size // num + 1) * num}, or other tp ranks."
+                )
 
-    def _require_units(self, num: int) -> None:
-        if self.recipe is None:
-            return
-        for name, (mode, names) in self.linear_dims().items():
-            outputs, inputs = self.specs[name].shape
-            require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
+    def _make_state(self) -> None:
+        """Make what a module keeps beside its parameters."""
 
-    def require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
-        require_floats(x, self.label)
-        need = self.specs[name].shape[-1] // (peers.size if mode == "row" else 1)
-        if x.dim() < 2 or x.shape[-1] != need:
-            of = f", the {need} of a rank of tp {peers.size}" if mode == "row" and peers.size > 1 else ""
-            raise InputError(f"{self.label}: its input is {tuple(x.shape)}; it must be [..., {need}]{of}.")
+    def _reset_state(self, device: torch.device) -> None:
+        """Give that its initial values, in the memory of ``device`` if it has none."""
 
     def require_shards(self, x: torch.Tensor, peers: Peers) -> None:
         """Raises InputError where sequence parallelism cannot shard dim 0 of an activation."""

@@ -11,7 +11,7 @@ from torch import nn
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.mesh import Peers
-from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.products import ProductModule
 from shardwright.engine_torch.precision.delayed import Kept, reduce_together
 
 DIGEST_MODULUS = 2**31 - 1
@@ -45,7 +45,7 @@ def update_scales(module: nn.Module) -> None:
     Raises InputError where the state is that of another recipe; and, on every rank of a group, where its ranks have other factors or
     histories: with both values.
     """
-    modules = [one for one in module.modules() if isinstance(one, ParallelModule) and one.delayed is not None]
+    modules = [one for one in module.modules() if isinstance(one, ProductModule) and one.delayed is not None]
     for one in modules:
         assert one.delayed is not None
         one.delayed.require_recipe()
@@ -61,7 +61,7 @@ def update_scales(module: nn.Module) -> None:
         one.delayed.follow()
 
 
-def _groups(modules: Sequence[ParallelModule]) -> Iterable[_Group]:
+def _groups(modules: Sequence[ProductModule]) -> Iterable[_Group]:
     found: dict[dist.ProcessGroup, _Group] = {}
     for one in modules:
         assert one.delayed is not None

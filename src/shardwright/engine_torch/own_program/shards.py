@@ -28,6 +28,7 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.host import bits_of, copied_bits, now_on
+from shardwright.engine_torch.io.mesh import require_in_order
 from shardwright.engine_torch.io.private import changes_of
 from shardwright.runs import Reads
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
@@ -89,6 +90,7 @@ def shards_of(name: str, tensor: torch.Tensor, like: DTensor | None = None) -> S
             changes=changes,
         )
     shape, mesh = tuple(placed.shape), placed.device_mesh
+    require_in_order(mesh, f"'{name}': its DeviceMesh")
     here = mesh.get_coordinate()
     spec = " ".join(map(str, placed.placements)) + f" on {' x '.join(map(str, mesh.shape))}"
     known = tuple(_placement(name, one, len(shape)) for one in placed.placements)

@@ -10,6 +10,7 @@ I and O are the input and output widths of a weight; R rows, sorted by expert; E
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import repeat
 from typing import Any
 
@@ -75,14 +76,15 @@ class _Quantized(torch.autograd.Function):
         # What the first half has agreed on is left for the second.
         of_input, of_weight = halves_wanted(ctx, split=ctx.low.split)
         amaxes = ctx.amaxes if of_input else ctx.left
+        low = replace(ctx.low, site=ctx.low.site.of_next_pass())
         if of_input:
             transposed = _each(_inputs_first(weight))
             tokens = [cotangent.flatten(0, -2)]
-            (d_x,), amaxes = _multiplied("input_gradient", tokens, transposed, ctx.low, amaxes)
+            (d_x,), amaxes = _multiplied("input_gradient", tokens, transposed, low, amaxes)
             d_x = d_x.view(x.shape).to(x.dtype)
         if of_weight:
             tokens_last = ([x.movedim(-1, 0)], [cotangent.movedim(-1, 0)])
-            (d_IO,), _ = _multiplied("weight_gradient", *tokens_last, ctx.low, amaxes, contracted_dims=x.dim() - 1)
+            (d_IO,), _ = _multiplied("weight_gradient", *tokens_last, low, amaxes, contracted_dims=x.dim() - 1)
             d_weight_OI = d_IO.T.to(ctx.dtype)
         ctx.left = amaxes
         return d_x, d_weight_OI, None, None, None, None
@@ -115,11 +117,12 @@ class _Grouped(torch.autograd.Function):
         # What the first half has agreed on is left for the second.
         of_input, of_weight = halves_wanted(ctx, split=ctx.low.split)
         amaxes = ctx.amaxes if of_input else ctx.left
+        low = replace(ctx.low, site=ctx.low.site.of_next_pass())
         if of_input:
-            d_xs, amaxes = _multiplied("input_gradient", ds, _each(_inputs_first(weight)), ctx.low, amaxes)
+            d_xs, amaxes = _multiplied("input_gradient", ds, _each(_inputs_first(weight)), low, amaxes)
             d_x_RI = torch.cat(d_xs).to(x_RI.dtype)
         if of_weight:
-            d_weights, _ = _multiplied("weight_gradient", [x.T for x in xs], [d.T for d in ds], ctx.low, amaxes)
+            d_weights, _ = _multiplied("weight_gradient", [x.T for x in xs], [d.T for d in ds], low, amaxes)
             d_weight_EOI = torch.stack([d.T for d in d_weights]).to(ctx.dtype)
         ctx.left = amaxes
         return d_x_RI, d_weight_EOI, None, None, None, None

@@ -22,33 +22,36 @@ from shardwright.core.recipes.random_bits import (
     stride_of,
     words_of,
 )
-from shardwright.core.recipes.random_bits import threefry as of_numbers
 from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Operand, Product
 from shardwright.engine_torch.io.layer_io import Coordinates, LowPrecision, Site
 
 NO_ELEMENTS = Elements(dims={})
 
+Key = Words | Sequence[torch.Tensor]
+"""Two words: numbers, or int32 without dims where the device has them, so that no one waits for it."""
 
-def threefry(key: Words, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+
+def threefry(key: Key, first: torch.Tensor, second: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The bits of each counter, whose two words have one shape or broadcast."""
     first, second = torch.broadcast_tensors(first, second)
     keys = (*key, key[0] ^ key[1] ^ PARITY)
-    x, y = first + _signed(keys[0]), second + _signed(keys[1])
+    x, y = first + signed(keys[0]), second + signed(keys[1])
     for four in range(5):
         for by in ROTATIONS[four % 2]:
             x += y
             # A shift to the right copies the sign.
             high = (y >> (32 - by)).bitwise_and_((1 << by) - 1)
             y = (y << by).bitwise_or_(high).bitwise_xor_(x)
-        x += _signed(keys[(four + 1) % 3])
-        y += _signed(keys[(four + 2) % 3] + four + 1)
+        x += signed(keys[(four + 1) % 3])
+        y += signed(keys[(four + 2) % 3] + four + 1)
     return x, y
 
 
 def signs(site: Site, size: int, device: torch.device) -> torch.Tensor:
     """1 or -1 for each place of a group of the Hadamard transform, float32: the same in all steps and layers of a run."""
-    bits = [word >> place & 1 for word in _of_run(SIGNS, site) for place in range(32)]
-    return torch.tensor([1.0 - 2.0 * bit for bit in bits[:size]], device=device)
+    words = torch.stack(_of_run(SIGNS, site, device))
+    bits = words[:, None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
+    return 1.0 - 2.0 * bits.flatten()[:size].float()
 
 
 def random_numbers(
@@ -73,9 +76,9 @@ def random_numbers(
     # Two neighbours have one counter, and a word of its bits each.
     pair_P = (column_M[::2] if even else column_M) >> 1
     if group is not None:
-        pair_P = pair_P + _signed(_of_all(group, elements, low.here) * ((total + 1) // 2))
-    step, layer = low.site.step & MASK, low.site.layer & MASK
-    key = of_numbers(_of_run(rounding_of(product, operand, low.name), low.site), (step, layer))
+        pair_P = pair_P + signed(_of_all(group, elements, low.here) * ((total + 1) // 2))
+    moment = (_word(one, x.device) for one in (low.site.step, low.site.layer))
+    key = threefry(_of_run(rounding_of(product, operand, low.name), low.site, x.device), *moment)
     words = threefry(key, row_N.to(x.device)[:, None], pair_P.to(x.device)[None])
     if even:
         bits = torch.stack(words, dim=-1).flatten(1)
@@ -85,8 +88,16 @@ def random_numbers(
     return (bits.T if by_columns else bits).reshape(x.shape)
 
 
-def _of_run(words: Words, site: Site) -> Words:
-    return of_numbers(words, words_of(site.seed))
+def _of_run(words: Words, site: Site, device: torch.device) -> Sequence[torch.Tensor]:
+    first, second = site.seed if isinstance(site.seed, torch.Tensor) else words_of(site.seed)
+    return threefry(words, _word(first, device), _word(second, device))
+
+
+def _word(number: int | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The 32 low bits of a number, int32 without dims."""
+    return (
+        number if isinstance(number, torch.Tensor) else torch.full((), signed(number), dtype=torch.int32, device=device)
+    )
 
 
 def _row_numbers(
@@ -128,7 +139,9 @@ def _of_all(expert: int, elements: Elements, here: Coordinates) -> int:
     return (expert + first) * elements.num_sources + here(elements.sources)[0]
 
 
-def _signed(word: int) -> int:
-    """A word of 32 bits as int32."""
+def signed(word: int | torch.Tensor) -> int | torch.Tensor:
+    """The 32 low bits of a number as int32; a tensor has them already."""
+    if isinstance(word, torch.Tensor):
+        return word
     word &= MASK
     return word - (1 << 32) if word >> 31 else word

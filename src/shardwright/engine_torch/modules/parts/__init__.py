@@ -3,6 +3,7 @@
 tensor_parallel.py  the exchanges of tensor parallelism as autograd functions, and a parameter in use
 precision.py        the recipes that they compute, and which ranks agree on an amax
 delayed.py          what a module keeps for delayed amaxes between steps
+random_bits.py      what a module keeps for random bits, and which ones an element has
 initial.py          initial values, the same on every mesh
 arguments.py        Transformer Engine's arguments that have no meaning here
 """

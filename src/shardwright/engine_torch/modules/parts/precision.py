@@ -48,17 +48,16 @@ def recipe_of(recipe: object) -> Recipe | None:
             f"shardwright.core.recipes.presets.preset gives."
         )
     for (product, operand), quantizer in recipe.quantizers.items():
-        lacks = _lacks(quantizer)
+        lacks = _lacks(product, quantizer)
         if lacks:
             raise InputError(
-                f"recipe '{recipe.name}': {lacks} (of {operand} in {product}), which these modules do not compute. Use "
-                f"fp8-current, fp8-delayed, fp8-row, fp8-block or mxfp8"
-                + (
-                    ", or preset('nvfp4', disable_rht=True, disable_stochastic_rounding=True)."
-                    if recipe.name == "nvfp4"
-                    else "."
-                )
+                f"recipe '{recipe.name}': {lacks} (of {operand} in {product}), which these modules do not compute. Use one of "
+                f"{', '.join(PRESETS)}, or change that."
             )
+    if not recipe.counter_based and any(one.rounding == "stochastic" for one in recipe.quantizers.values()):
+        raise InputError(
+            f"recipe '{recipe.name}': counter_based is false, and random bits of these modules are functions of a counter. Leave it out."
+        )
     _require_no_selection(recipe)
     _require_one_factor(recipe)
     return recipe
@@ -102,12 +101,11 @@ def _require_one_factor(recipe: Recipe) -> None:
             )
 
 
-def _lacks(quantizer: Quantizer) -> str:
+def _lacks(product: Product, quantizer: Quantizer) -> str:
     if quantizer.amax == "delayed" and not is_computed(quantizer):
         return "it takes amaxes of earlier steps for blocks, or for scales in powers of two"
-    if quantizer.rounding == "stochastic":
-        return "it rounds stochastically"
-    return "it has a random Hadamard transform" if quantizer.hadamard is not None else ""
+    # Which would be other values where a pass is computed again.
+    return "it rounds stochastically" if product == "output" and quantizer.rounding == "stochastic" else ""
 
 
 def sharded_dims(mode: Mode | None) -> frozenset[Dim]:

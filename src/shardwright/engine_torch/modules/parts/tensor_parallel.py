@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Placement
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io import redistribute
-from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.mesh import Peers, require_in_order
 
 Exchange = Literal["copied", "gathered", "summed", "scattered"]
 Mode = Literal["column", "row"]
@@ -137,7 +137,7 @@ def peers_in(group: dist.ProcessGroup) -> Peers:
 
 
 def require_one_dim(mesh: object, what: str) -> DeviceMesh:
-    """Raises InputError for what is not a DeviceMesh of one dim."""
+    """Raises InputError for what is not a DeviceMesh of one dim, or whose ranks do not ascend."""
     if not isinstance(mesh, DeviceMesh):
         raise InputError(f"{what} is a {type(mesh).__name__}; it must be a DeviceMesh of one dim, as mesh['tp'].")
     if mesh.ndim != 1:
@@ -146,6 +146,7 @@ def require_one_dim(mesh: object, what: str) -> DeviceMesh:
         of = f"the dims {', '.join(names)} of sizes {sizes}" if names else f"{mesh.ndim} dims of sizes {sizes}"
         pick = f"one of them, as mesh['{names[-1]}']" if names else "a mesh of one dim"
         raise InputError(f"{what} has {of}; it must have one dim. Give {pick}.")
+    require_in_order(mesh, what)
     return mesh
 
 

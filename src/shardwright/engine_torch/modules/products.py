@@ -1,0 +1,172 @@
+"""What all modules with linear layers have: products as their recipe has them, and what the recipe keeps from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.recipes.formula import Quantized
+from shardwright.core.recipes.recipe import Dim, Operand
+from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.private import no_view
+from shardwright.engine_torch.layers.product import weight_product
+from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.parts.arguments import require_floats
+from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
+from shardwright.engine_torch.modules.parts.precision import low_precision, require_units, with_kernels
+from shardwright.engine_torch.modules.parts.random_bits import RandomBits, Source, is_random, source_of, with_elements
+from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, entered, in_autocast, left, peers_in
+from shardwright.engine_torch.precision.operands import quantized, turned
+
+
+class ProductModule(ParallelModule):
+    """A module with linear layers.
+
+    ``delayed``: histories and factors, of a recipe with delayed amaxes. ``random``: of a recipe with random bits, their seed and the number
+    of backward passes. None: the recipe has no such thing.
+    """
+
+    delayed: DelayedAmaxes | None
+    random: RandomBits | None
+    _source: Source | None = None
+
+    def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
+        """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""
+        raise NotImplementedError
+
+    def product(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
+        """A linear layer: tokens ``[..., inputs]`` times a weight, with the exchanges of its mode, plus its bias."""
+        return self.product_of_entered(self.entered(x, names[0], mode), names, mode)
+
+    def entered(self, x: torch.Tensor, name: str, mode: Mode | None) -> torch.Tensor:
+        """The input of a linear layer, as the local weight ``name`` needs it."""
+        peers = self.peers
+        self.require_width(x, name, mode, peers)
+        return entered(in_autocast(x), mode, sequence_parallel=self.sequence_parallel, peers=peers)
+
+    def product_of_entered(self, x: torch.Tensor, names: tuple[str, str | None], mode: Mode | None) -> torch.Tensor:
+        """As ``product``, of an input after ``entered``, which several weights may share."""
+        peers, (weight_name, bias_name) = self.peers, names
+        y = self.multiplied(x, weight_name, mode)
+        if mode == "row":
+            self.require_shards(y, peers)
+        y = left(y, mode, sequence_parallel=self.sequence_parallel, peers=peers)
+        return y if bias_name is None else y + self.weight_in_use(bias_name, x.dtype)
+
+    def multiplied(self, x: torch.Tensor, name: str, mode: Mode | None, *, sorted_tokens: bool = False) -> torch.Tensor:
+        """Local tokens times the local weight ``name``, as the recipe has it. ``sorted_tokens``: those of one of several layers, of
+        which each rank has as many as there are."""
+        weight = self.weight_in_use(name, x.dtype)
+        if self.delayed is not None and self._has_amaxes:
+            self.delayed.notice_missing_end(name, weight)
+        low = self._low(name, mode)
+        if low is not None and self.random is not None:
+            outputs, inputs = weight.shape
+            low = with_elements(
+                low,
+                None if sorted_tokens else x.shape[:-1],
+                {"outputs": outputs, "inputs": inputs},
+                mode,
+                self._tokens_of(),
+                self.peers,
+                tp_tokens=self.sequence_parallel and mode is None,
+            )
+        y = weight_product(x, weight, low=with_kernels(low, x))
+        return y if self.recipe is None else no_view(y)
+
+    def delayed_peers(self) -> Mapping[tuple[str, Operand], Peers]:
+        """For each operand with a delayed amax, the ranks that hold parts of it."""
+        if self.delayed is None:
+            return {}
+        found: dict[tuple[str, Operand], Peers] = {}
+        for name, (mode, _) in self.linear_dims().items():
+            low = self._low(name, mode)
+            assert low is not None
+            found |= {(name, place[1]): low.amax_peers.get(place, ALONE) for place in low.delayed}
+        return found
+
+    def quantized(self, name: str) -> Quantized | None:
+        """Codes and scales of a weight in the product of the forward pass, as this rank multiplies them; None: it is not quantized.
+
+        The weight must be in use: called in a forward pre-hook where ``fully_shard`` gathers it. Every rank of tp calls this.
+        """
+        low = self._low(name, self.linear_dims()[name][0])
+        place = ("output", "weight")
+        if low is None or place not in low.quantizers:
+            return None
+        weight = self.weight_in_use(name, getattr(self, name).dtype)
+        (weight,) = turned([weight], low.quantizers[place], low.site)
+        factor = low.site.factors[low.delayed[place]] if place in low.delayed else None
+        return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE), factor=factor)
+
+    def set_device_mesh(
+        self,
+        tp_mesh: DeviceMesh | None = None,
+        weight_mesh: DeviceMesh | None = None,
+        *,
+        amax_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._source = None
+        super().set_device_mesh(tp_mesh, weight_mesh, amax_group=amax_group)
+
+    def require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
+        require_floats(x, self.label)
+        need = self.specs[name].shape[-1] // (peers.size if mode == "row" else 1)
+        if x.dim() < 2 or x.shape[-1] != need:
+            of = f", the {need} of a rank of tp {peers.size}" if mode == "row" and peers.size > 1 else ""
+            raise InputError(f"{self.label}: its input is {tuple(x.shape)}; it must be [..., {need}]{of}.")
+
+    @property
+    def _has_amaxes(self) -> bool:
+        """Whether a pass now has amaxes: only training has."""
+        return self.training and torch.is_grad_enabled()
+
+    def _low(self, name: str, mode: Mode | None) -> LowPrecision | None:
+        if self.recipe is None:
+            return None
+        group = None if self.amax_group is None else peers_in(self.amax_group)
+        site = NO_SITE
+        if self.delayed is not None:
+            site = self.delayed.site(name, recording=self._has_amaxes)
+        if self.random is not None:
+            site = self.random.at(site)
+        return low_precision(
+            self.recipe, mode, self.peers, group, sequence_parallel=self.sequence_parallel, name=name, site=site
+        )
+
+    def _tokens_of(self) -> Source:
+        if self._source is None:
+            group = self.peers.group
+            tp = (
+                dist.get_process_group_ranks(group)
+                if group is not None
+                else [dist.get_rank() if dist.is_initialized() else 0]
+            )
+            self._source = source_of(tp, self.amax_group)
+        return self._source
+
+    def _require_divided(self, num: int) -> None:
+        super()._require_divided(num)
+        if self.recipe is None:
+            return
+        for name, (mode, names) in self.linear_dims().items():
+            outputs, inputs = self.specs[name].shape
+            require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
+
+    def _make_state(self) -> None:
+        self.delayed = self.random = None
+        if self.recipe is not None and self.recipe.history is not None:
+            self.delayed = DelayedAmaxes(self.recipe, self.linear_dims(), self.label, self.device)
+        if self.recipe is not None and is_random(self.recipe):
+            self.random = RandomBits(self.seed, self.device)
+
+    def _reset_state(self, device: torch.device) -> None:
+        for one in filter(None, (self.delayed, self.random)):
+            if any(buffer.is_meta for buffer in one.buffers()):
+                one.to_empty(device=device)
+            one.reset()
