@@ -134,8 +134,8 @@ def ranks_of(plan: Plan, device: torch.device) -> Ranks:
 def require_in_order(mesh: DeviceMesh, what: str) -> None:
     """Raises InputError, on all ranks, where ranks do not ascend along each dim of any program's mesh.
 
-    Process groups have them in ascending order, and PyTorch cuts some shards by that order and others by the mesh's: no one can say
-    which part of a tensor a rank holds.
+    Process groups have them in ascending order, and PyTorch makes some shards in that order and others in the mesh's: no one can say
+    which shard a rank holds.
     """
     for dim in range(mesh.ndim):
         of_groups = mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim))

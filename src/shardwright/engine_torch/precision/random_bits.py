@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from typing import TypeVar
 
 import torch
 
@@ -25,6 +26,7 @@ from shardwright.core.recipes.random_bits import (
 from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Operand, Product
 from shardwright.engine_torch.io.layer_io import Coordinates, LowPrecision, Site
 
+Word = TypeVar("Word", int, torch.Tensor)
 NO_ELEMENTS = Elements(dims={})
 
 Key = Words | Sequence[torch.Tensor]
@@ -49,7 +51,7 @@ def threefry(key: Key, first: torch.Tensor, second: torch.Tensor) -> tuple[torch
 
 def signs(site: Site, size: int, device: torch.device) -> torch.Tensor:
     """1 or -1 for each place of a group of the Hadamard transform, float32: the same in all steps and layers of a run."""
-    words = torch.stack(_of_run(SIGNS, site, device))
+    words = torch.stack([*_of_run(SIGNS, site, device)])
     bits = words[:, None] >> torch.arange(32, dtype=torch.int32, device=device) & 1
     return 1.0 - 2.0 * bits.flatten()[:size].float()
 
@@ -139,7 +141,7 @@ def _of_all(expert: int, elements: Elements, here: Coordinates) -> int:
     return (expert + first) * elements.num_sources + here(elements.sources)[0]
 
 
-def signed(word: int | torch.Tensor) -> int | torch.Tensor:
+def signed(word: Word) -> Word:
     """The 32 low bits of a number as int32; a tensor has them already."""
     if isinstance(word, torch.Tensor):
         return word
