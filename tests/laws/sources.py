@@ -93,6 +93,7 @@ REFUSING = {
     "engine_torch/modules/norm.py": "a user's own program",
     "engine_torch/modules/normed.py": "a user's own program",
     "engine_torch/modules/parallel.py": "a user's own program",
+    "engine_torch/modules/products.py": "a user's own program",
     "engine_torch/modules/scales.py": "a user's own program",
     "engine_torch/modules/parts/delayed.py": "a user's own program",
     "engine_torch/modules/parts/precision.py": "a user's own program",

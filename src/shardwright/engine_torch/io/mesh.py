@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from shardwright.core.findings.errors import InputError
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import resharding, weight_reshardings
@@ -129,20 +128,3 @@ def communicating_axes(plan: Plan) -> Iterator[Axes]:
 def ranks_of(plan: Plan, device: torch.device) -> Ranks:
     """This rank in a run of a plan. The process group of all ranks exists already."""
     return Ranks(plan.mesh, communicating_axes(plan), device)
-
-
-def require_in_order(mesh: DeviceMesh, what: str) -> None:
-    """Raises InputError, on all ranks, where ranks do not ascend along each dim of any program's mesh.
-
-    Process groups have them in ascending order, and PyTorch makes some shards in that order and others in the mesh's: no one can say
-    which shard a rank holds.
-    """
-    for dim in range(mesh.ndim):
-        of_groups = mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim))
-        wrong = of_groups[(of_groups.diff(dim=-1) <= 0).any(-1)]
-        if len(wrong):
-            name = mesh.mesh_dim_names[dim] if mesh.mesh_dim_names else str(dim)
-            raise InputError(
-                f"{what} has the ranks {wrong[0].tolist()} along '{name}', and their process group has them in ascending order. Make the "
-                f"mesh of ranks that ascend along each dim, as init_device_mesh does."
-            )

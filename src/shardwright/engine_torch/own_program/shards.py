@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import Partial as TorchPartial
 from torch.distributed.tensor import Placement as TorchPlacement
@@ -28,7 +29,6 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import names_of
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.host import bits_of, copied_bits, now_on
-from shardwright.engine_torch.io.mesh import require_in_order
 from shardwright.engine_torch.io.private import changes_of
 from shardwright.runs import Reads
 from shardwright.runs.own_program.held import HeldShard, HeldTensor
@@ -103,6 +103,23 @@ def shards_of(name: str, tensor: torch.Tensor, like: DTensor | None = None) -> S
                 f"the DTensor was made by from_local, give it the shape and the stride of the unsharded tensor."
             )
     return Shards(name=name, shape=shape, dtype=tensor.dtype, spec=spec, local=local, fit=found, changes=changes)
+
+
+def require_in_order(mesh: DeviceMesh, what: str) -> None:
+    """Raises InputError, on all ranks, where ranks do not ascend along each dim of any program's mesh.
+
+    Process groups have them in ascending order, and PyTorch makes some shards in that order and others in the mesh's: no one can say
+    which shard a rank holds.
+    """
+    for dim in range(mesh.ndim):
+        of_groups = mesh.mesh.movedim(dim, -1).reshape(-1, mesh.size(dim))
+        wrong = of_groups[(of_groups.diff(dim=-1) <= 0).any(-1)]
+        if len(wrong):
+            name = mesh.mesh_dim_names[dim] if mesh.mesh_dim_names else str(dim)
+            raise InputError(
+                f"{what} has the ranks {wrong[0].tolist()} along '{name}', and their process group has them in ascending order. Make the "
+                f"mesh of ranks that ascend along each dim, as init_device_mesh does."
+            )
 
 
 def readings(shards: Sequence[Shards], members: Members) -> Mapping[str, Reading]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import TypeVar
 
 import torch
 
@@ -26,7 +25,6 @@ from shardwright.core.recipes.random_bits import (
 from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Operand, Product
 from shardwright.engine_torch.io.layer_io import Coordinates, LowPrecision, Site
 
-Word = TypeVar("Word", int, torch.Tensor)
 NO_ELEMENTS = Elements(dims={})
 
 Key = Words | Sequence[torch.Tensor]
@@ -37,15 +35,15 @@ def threefry(key: Key, first: torch.Tensor, second: torch.Tensor) -> tuple[torch
     """The bits of each counter, whose two words have one shape or broadcast."""
     first, second = torch.broadcast_tensors(first, second)
     keys = (*key, key[0] ^ key[1] ^ PARITY)
-    x, y = first + signed(keys[0]), second + signed(keys[1])
+    x, y = first + _signed(keys[0]), second + _signed(keys[1])
     for four in range(5):
         for by in ROTATIONS[four % 2]:
             x += y
             # A shift to the right copies the sign.
             high = (y >> (32 - by)).bitwise_and_((1 << by) - 1)
             y = (y << by).bitwise_or_(high).bitwise_xor_(x)
-        x += signed(keys[(four + 1) % 3])
-        y += signed(keys[(four + 2) % 3] + four + 1)
+        x += _signed(keys[(four + 1) % 3])
+        y += _signed(keys[(four + 2) % 3] + four + 1)
     return x, y
 
 
@@ -95,6 +93,10 @@ def _of_run(words: Words, site: Site, device: torch.device) -> Sequence[torch.Te
     return threefry(words, _word(first, device), _word(second, device))
 
 
+def _signed(word: int | torch.Tensor) -> int | torch.Tensor:
+    return word if isinstance(word, torch.Tensor) else signed(word)
+
+
 def _word(number: int | torch.Tensor, device: torch.device) -> torch.Tensor:
     """The 32 low bits of a number, int32 without dims."""
     return (
@@ -141,9 +143,7 @@ def _of_all(expert: int, elements: Elements, here: Coordinates) -> int:
     return (expert + first) * elements.num_sources + here(elements.sources)[0]
 
 
-def signed(word: Word) -> Word:
-    """The 32 low bits of a number as int32; a tensor has them already."""
-    if isinstance(word, torch.Tensor):
-        return word
+def signed(word: int) -> int:
+    """The 32 low bits of a number as int32."""
     word &= MASK
     return word - (1 << 32) if word >> 31 else word

@@ -20,7 +20,8 @@ from torch.distributed.tensor import DTensor, Placement
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io import redistribute
-from shardwright.engine_torch.io.mesh import Peers, require_in_order
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.own_program.shards import require_in_order
 
 Exchange = Literal["copied", "gathered", "summed", "scattered"]
 Mode = Literal["column", "row"]
