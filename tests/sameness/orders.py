@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -19,9 +20,14 @@ import tests.conftest  # noqa: F401
 from shardwright.core.planning import make_plan
 from tests.engine_jax.made_rows import tokens_of
 from tests.engine_jax.steps import Run
+from tests.engine_torch.meeting import in_group
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.runs import trained_on
+from tests.engine_torch.test_bfloat16 import CASES as OF_TORCH
+from tests.engine_torch.test_bfloat16 import of_torch
 from tests.sameness.bounds import OF_GRADIENTS, OF_LOSS, ORDERS, Bound, bound_from, shares
 from tests.sameness.other_order import PARTS, runs
-from tests.sameness.test_bfloat16 import CASES, ROWS, VOCAB, alone_of, one_device, request_of, trained
+from tests.sameness.test_bfloat16 import BATCHES, CASES, ROWS, SEED, VOCAB, Case, one_device, request_of, trained
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "sameness-bfloat16.md"
 MORE = 4
@@ -54,10 +60,11 @@ Orders other than those that made the bound, as shares of it: the largest of all
 LAYOUTS = """
 ## Layouts and engines
 
-The covering set that `make test` trains on JAX, compared with one device, and one device of each engine compared with the other.
+Layouts on both engines, compared with one device, and one device of each engine compared with the other. `weights_dtype` and
+`moments_dtype`: what rests is narrow; `master_dtype`, `gradients_dtype`: a step adds to float32 master weights, from float32 gradients.
 
-| model | what | largest share of a gradient | of | largest share of a loss |
-|---|---|---:|---|---:|
+| model | engine | what | largest share of a gradient | of | largest share of a loss |
+|---|---|---|---:|---|---:|
 """
 
 
@@ -65,34 +72,49 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=6)
     options = parser.parse_args()
-    models = sorted({(case.model, case.more) for case in CASES})
     lines, largest = [HEAD], 0.0
-    for model, more in models:
-        line, most = orders_line(model, more, options.seeds)
+    every = sorted({case.alone for case in (*CASES, *OF_TORCH)}, key=str)
+    for alone in every:
+        line, most = orders_line(alone, options.seeds)
         largest = max(largest, most)
         lines.append(line)
         print(line, end="", flush=True)
     lines.append(LAYOUTS)
-    for model, more in models:
-        on_jax, on_torch, bound = one_device(model, more)
-        pairs = [("JAX and PyTorch" + (f", {more}" if more else ""), on_jax, on_torch, bound)]
-        pairs += [
-            (str(case).removeprefix(model).strip(), trained(make_plan(request_of(case))), on_jax, bound)
-            for case in CASES
-            if (case.model, case.more) == (model, more)
-        ]
-        for what, ours, theirs, allowed in pairs:
-            line, most = compared(model, what, ours, theirs, allowed)
-            largest = max(largest, most)
-            lines.append(line)
-            print(line, end="", flush=True)
-        jax.clear_caches()
+    four = Ranks(4, in_group)
+    try:
+        for alone in every:
+            for engine, what, ours, theirs, bound in pairs_of(alone, four):
+                line, most = compared(alone.model, engine, what, ours, theirs, bound)
+                largest = max(largest, most)
+                lines.append(line)
+                print(line, end="", flush=True)
+            jax.clear_caches()
+    finally:
+        four.end()
     PAGE.write_text("".join(lines), encoding="utf-8")
     return 1 if largest > 1 else 0
 
 
-def orders_line(model: str, more: str, seeds: int) -> tuple[str, float]:
-    request = request_of(alone_of(model, more))
+def pairs_of(alone: Case, four: Ranks) -> Iterator[tuple[str, str, Run, Run, Bound]]:
+    """Engine, what it is, both runs, and what they may differ by."""
+    on_jax, on_torch, bound = one_device(alone)
+    yield "both", text_of(alone, "one device"), on_jax, on_torch, bound
+    for case in CASES:
+        if case.alone == alone:
+            yield "JAX", text_of(case, case.layout), trained(make_plan(request_of(case))), on_jax, bound
+    for case in OF_TORCH:
+        if case.alone == alone:
+            run = trained_on(four, make_plan(of_torch(request_of(case))), BATCHES, SEED).run
+            yield "PyTorch", text_of(case, case.layout), run, on_torch, bound
+
+
+def text_of(case: Case, what: str) -> str:
+    more = [case.more, *(f"{key}={value}" for key, value in (*case.move, *case.options))]
+    return ", ".join(one for one in (what, *more) if one)
+
+
+def orders_line(alone: Case, seeds: int) -> tuple[str, float]:
+    request, more = request_of(alone), text_of(alone, "")
     of_gradients, of_losses, bounds = [], [], []
     for seed in range(seeds):
         batches = [tokens_of(2 * seed + step, ROWS, VOCAB) for step in range(2)]
@@ -106,17 +128,17 @@ def orders_line(model: str, more: str, seeds: int) -> tuple[str, float]:
     gradients = [share for one in bounds for step in one.gradients for share in step.values()]
     losses = [allowed for one in bounds for allowed in one.losses]
     line = (
-        f"| {model} | {more} | {seeds} | {seeds * MORE} | {max(of_gradients):.2f} | {np.median(of_gradients):.2f} | "
+        f"| {alone.model} | {more} | {seeds} | {seeds * MORE} | {max(of_gradients):.2f} | {np.median(of_gradients):.2f} | "
         f"{max(of_losses):.2f} | {min(gradients):.1e} to {max(gradients):.1e} | {min(losses):.1e} to {max(losses):.1e} |\n"
     )
     return line, max(*of_gradients, *of_losses)
 
 
-def compared(model: str, what: str, ours: Run, theirs: Run, bound: Bound) -> tuple[str, float]:
+def compared(model: str, engine: str, what: str, ours: Run, theirs: Run, bound: Bound) -> tuple[str, float]:
     found = shares(bound, ours, theirs)
     loss = found.pop("loss")
     weight = max(found, key=found.__getitem__)
-    return f"| {model} | {what} | {found[weight]:.2f} | {weight} | {loss:.2f} |\n", max(loss, found[weight])
+    return f"| {model} | {engine} | {what} | {found[weight]:.2f} | {weight} | {loss:.2f} |\n", max(loss, found[weight])
 
 
 if __name__ == "__main__":
