@@ -26,11 +26,10 @@ from shardwright.core.plan.resharding import weight_reshardings, weight_update
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.resolution.request import Request
 from shardwright.core.schedules.actions import Kind
-from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
 from shardwright.core.stages.gathering import EACH_PASS, OF_SHARED_ENDS, Gathering, gathering_of
 from shardwright.core.stages.planned import Pipeline, PlannedStage, work_of
-from shardwright.core.stages.units import Letter
+from shardwright.core.stages.units import Letter, Unit
 
 
 def planned_pipeline(
@@ -42,8 +41,8 @@ def planned_pipeline(
     # Most stages have the rows of another one.
     sizes = {id(plan.tensors): _Sizes.of(plan, gathering) for plan in {id(one.tensors): one for one in held}.values()}
     stages = [
-        _planned(choice, number, stage, plan, sizes[id(plan.tensors)])
-        for number, (stage, plan) in enumerate(zip(choice.stages, held, strict=True))
+        _planned(choice, number, units, plan, sizes[id(plan.tensors)])
+        for number, (units, plan) in enumerate(zip(_units_by_stage(choice), held, strict=True))
     ]
     if request.engine == "torch":
         stages = [_updated_once(stage, held, stages) for stage in stages]
@@ -81,12 +80,11 @@ class _Sizes(NamedTuple):
         return cls(*microbatch_bytes(plan.request, plan.mesh, plan.tensors), gathered_bytes(plan, gathering))
 
 
-def _planned(choice: Choice, number: int, stage: Stage, plan: Plan, sizes: _Sizes) -> PlannedStage:
-    units = [unit for unit in choice.units if _has(stage, unit.letter, unit.layer)]
+def _planned(choice: Choice, number: int, units: Sequence[Unit], plan: Plan, sizes: _Sizes) -> PlannedStage:
     return PlannedStage(
         number=number,
         rank=choice.table.rank_of(number),
-        stage=stage,
+        stage=choice.stages[number],
         weights_bytes=plan.memory.weights_bytes,
         gradients_bytes=plan.memory.gradients_bytes,
         optimizer_bytes=plan.memory.optimizer_bytes,
@@ -144,8 +142,18 @@ def _kept_bytes(plan: Plan, row: TensorPlan) -> Iterator[int]:
             yield row.num * bytes_on_device(use.operand, row.shape, dtype, plan.mesh)
 
 
-def _has(stage: Stage, letter: Letter, layer: int | None) -> bool:
-    return {"E": stage.embedding, "t": layer is not None and layer in stage.layers, "L": stage.logits}[letter]
+def _units_by_stage(choice: Choice) -> Sequence[Sequence[Unit]]:
+    """The units of each stage, in the model's order."""
+    found: list[list[Unit]] = [[] for _ in choice.stages]
+    of_layer = {layer: number for number, stage in enumerate(choice.stages) for layer in stage.layers}
+    ends: Mapping[Letter, Sequence[int]] = {
+        "E": [number for number, stage in enumerate(choice.stages) if stage.embedding],
+        "L": [number for number, stage in enumerate(choice.stages) if stage.logits],
+    }
+    for unit in choice.units:
+        for number in ends[unit.letter] if unit.layer is None else [of_layer[unit.layer]]:
+            found[number].append(unit)
+    return found
 
 
 def memory_of(pipeline: Pipeline, rank: int, ends: Plan | None = None) -> Memory:

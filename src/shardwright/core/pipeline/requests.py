@@ -104,10 +104,10 @@ def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request
     """The same for what the devices of each stage hold on JAX: one program of all devices, in which arrays are equally large on all
     stages, and each device has both ends."""
     ends = ends_of_stages(request, stage_axes(request, mesh))
-    return tuple(
-        _alone(request, mesh, program_table(request.table, choice.stages, ends=ends if number < choice.ranks else ()))
-        for number in range(choice.num_stages)
+    first, further = (
+        _alone(request, mesh, program_table(request.table, choice.stages, ends=of_chunk)) for of_chunk in (ends, ())
     )
+    return tuple(first if number < choice.ranks else further for number in range(choice.num_stages))
 
 
 def _alone(request: Request, mesh: Mesh, table: ModelTable) -> Request:

@@ -45,22 +45,29 @@ class Run:
 def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], float] = lambda _: 1) -> Run:
     """Runs each rank's actions in order, each as soon as what it needs is there.
 
-    ``seconds``: of a computation, or of a transfer, for ``send`` and ``send_gradient``, which do not keep a rank from computing.
+    ``seconds``: of a computation, or of a transfer, for ``send`` and ``send_gradient``, which do not keep a rank from computing; the same
+    for all microbatches.
     A table without transfers (``schedules.py``) gets each output as soon as it is computed. ``held``: the weight of a live microbatch
     of a stage in ``most_live``'s comparison.
     """
     played = _played(_Same(table))
+    lasting = [seconds(one) if one.kind in COMPUTES or one.kind in SENDS else 0.0 for one in played.alike]
     clock = [0.0] * table.ranks
     busy = [0.0] * table.ranks
     ended: list[float] = []
-    for rank, action, needed in played.steps:
-        ready = max([ended[one] for one in needed], default=0.0)
-        if action.kind in COMPUTES:
-            lasts = seconds(action)
-            clock[rank] = ready = max(clock[rank], ready) + lasts
-            busy[rank] += lasts
-        elif action.kind in SENDS:
-            ready = max(clock[rank], ready) + seconds(action)
+    # Hundreds of thousands of steps: as little as there can be for each.
+    for rank, alike, how, needed in played.steps:
+        ready = 0.0
+        for one in needed:
+            if ended[one] > ready:
+                ready = ended[one]
+        if how:
+            if clock[rank] > ready:
+                ready = clock[rank]
+            ready += lasting[alike]
+            if how == COMPUTING:
+                clock[rank] = ready
+                busy[rank] += lasting[alike]
         ended.append(ready)
     live = [
         _most_held(actions[:begun], held) for actions, begun in zip(table.actions, played.begun_by_rank, strict=True)
@@ -79,21 +86,26 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
 
 
 SENDS = ("send", "send_gradient")
+AT_ONCE, COMPUTING, SENDING = range(3)
+"""What an action takes: no time, time in which its rank computes, or time in which its rank may compute."""
 
 
 class Step(NamedTuple):
-    """An action that can run. ``needed``: the steps that end before it begins, by their place in the order."""
+    """An action that can run. ``alike``: the number of its kind and stage; ``how``: what it takes. ``needed``: the steps that end before
+    it begins, by their place in the order."""
 
     rank: int
-    action: Action
+    alike: int
+    how: int
     needed: tuple[int, ...]
 
 
 class Played(NamedTuple):
-    """A table in an order in which each step comes after those that it needs, whatever the seconds of each are. ``begun_by_rank``: how many
-    actions of each rank are among them; the next one waits for ever."""
+    """A table in an order in which each step comes after those that it needs, whatever the seconds of each are. ``alike``: an action of
+    each stage and kind. ``begun_by_rank``: how many actions of each rank are among them; the next one waits for ever."""
 
     steps: Sequence[Step]
+    alike: Sequence[Action]
     begun_by_rank: Sequence[int]
 
 
@@ -118,6 +130,8 @@ def _played(same: _Same) -> Played:
     transfers = any(action.kind == "send" for actions in table.actions for action in actions)
     position = [0] * table.ranks
     steps: list[Step] = []
+    alike: dict[tuple[int, Kind], int] = {}
+    examples: list[Action] = []
     met: set[Action] = set()
     moved = True
     while moved:
@@ -138,8 +152,12 @@ def _played(same: _Same) -> Played:
                     sent.setdefault((rank, _receiver(table, action)), deque()).append(action)
                 for kind in ends(action.kind):
                     done[kind, action.stage, action.microbatch] = len(steps)
-                steps.append(Step(rank, action, needed))
-    return Played(steps, position)
+                number = alike.setdefault((action.stage, action.kind), len(examples))
+                if number == len(examples):
+                    examples.append(action)
+                how = COMPUTING if action.kind in COMPUTES else SENDING if action.kind in SENDS else AT_ONCE
+                steps.append(Step(rank, number, how, needed))
+    return Played(steps, examples, position)
 
 
 def _most_held(actions: Sequence[Action], held: Callable[[int], float]) -> Mapping[int, int]:

@@ -15,7 +15,7 @@ Reductions over replicas and the update of the weights come after the last pass,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.core.pipeline.derived import gathering_in, gathering_of_ends, share_of_microbatch
@@ -53,34 +53,29 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     ends = plan.ends_plan
     planned = [*plan.stage_plans, *([] if ends is None else [ends])]
     gathering = gathering_in(plan.request, pipeline.choice)
-    phases = [
-        _phases(
-            one,
-            mapping,
-            chip,
-            reading,
-            gathering_of_ends(plan.request) if one is ends else gathering,
-            plan.request.microbatches,
-        )
-        for one in planned
-    ]
+    # Most stages have the rows of another one.
+    found: dict[int, tuple[Phases | None, float]] = {}
+    for one in planned:
+        if id(one.tensors) not in found:
+            of_its = gathering_of_ends(plan.request) if one is ends else gathering
+            phases = _phases(one, mapping, chip, reading, of_its, plan.request.microbatches)
+            found[id(one.tensors)] = phases, _quantizing(one, chip, reading)
+    phases = [found[id(one.tensors)][0] for one in planned]
+    quantizing = [found[id(one.tensors)][1] for one in planned]
     known = [one for one in phases if one is not None]
     if send is None or len(known) < len(phases):
         return None
     in_seconds = Pipeline.of(
         pipeline.axes,
         pipeline.choice,
-        tuple(
-            replace(stage, work=_work(known[stage.number], _quantizing(planned[stage.number], chip, reading)))
-            for stage in pipeline.stages
-        ),
+        tuple(replace(stage, work=_work(known[stage.number], quantizing[stage.number])) for stage in pipeline.stages),
         unit="seconds",
         send_seconds=send.seconds,
     )
     if ends is not None and pipeline.shared is not None:
-        work = _work(known[-1], _quantizing(ends, chip, reading))
+        work = _work(known[-1], quantizing[-1])
         in_seconds = replace(in_seconds, shared=replace(pipeline.shared, work=work))
-    return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, chip, reading))
+    return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, quantizing, chip, reading))
 
 
 def stage_seconds(stage: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: int) -> float | None:
@@ -128,7 +123,14 @@ def _busy(time: PhaseTime) -> float:
     return time.compute + time.exposed + time.host_exposed
 
 
-def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumbers, reading: Reading) -> StepCost:
+def _step(
+    plan: Plan,
+    pipeline: Pipeline,
+    phases: Sequence[Phases],
+    quantizing: Sequence[float],
+    chip: ChipNumbers,
+    reading: Reading,
+) -> StepCost:
     microbatches, rank = plan.request.microbatches, pipeline.slowest
     planned = [*plan.stage_plans, *([] if plan.ends_plan is None else [plan.ends_plan])]
     of_all = range(len(plan.stage_plans), len(planned))
@@ -144,7 +146,7 @@ def _step(plan: Plan, pipeline: Pipeline, phases: list[Phases], chip: ChipNumber
     ]
     shared = 0.0 if pipeline.shared is None else microbatches * pipeline.shared.busy
     update = moving_seconds(chip, update_bytes(plan), reading) + chip.step_latency_s
-    compute += microbatches * sum(_quantizing(planned[number], chip, reading) for number in own)
+    compute += microbatches * sum(quantizing[number] for number in own)
     sent = pipeline.sends(rank) * (pipeline.send_seconds or 0.0)
     return StepCost(
         seconds=pipeline.run.seconds + shared + max(updates) + update,
