@@ -22,6 +22,9 @@ def test_a_table_is_put_in_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clock, "_needed", counted)
     table = timetable("interleaved", 4, 2, 16)
     slow = run(table, lambda action: 3 * unit_seconds(action))
+    # A plan that is made for its memory needs no order.
+    assert not asked
+    assert slow.seconds > max(slow.busy)
     first = len(asked)
     assert first >= sum(len(actions) for actions in table.actions)
     assert run(table).seconds == pytest.approx(slow.seconds / 3)
@@ -35,3 +38,9 @@ def test_what_a_rank_holds_at_most_is_by_weight_and_not_by_number() -> None:
     assert alike.most_live[0] >= heavy.most_live[0]
     assert heavy.live[0][2] == max(heavy.live[0][2], alike.live[0].get(2, 0))
     assert 100 * heavy.live[0][2] + heavy.live[0][0] >= 100 * alike.live[0].get(2, 0) + alike.live[0][0]
+
+
+def test_ranks_with_equal_work_are_equally_busy() -> None:
+    """Whatever the order of their actions: sums of floats depend on it."""
+    found = run(timetable("interleaved", 8, 3, 24), lambda action: 0.1 * unit_seconds(action))
+    assert len({*found.busy}) == 1

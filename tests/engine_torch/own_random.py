@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from itertools import product
 from typing import NamedTuple
@@ -115,18 +116,36 @@ def all_layers(ranks: tuple[tuple[int, int], tuple[int, int]]) -> list[Gradients
     return [on_mesh(layer, ranks) for layer in LAYERS]
 
 
-def without_group() -> list[bool]:
-    """Where it is not known which ranks have tokens of the module: whether replicas over tp have equal gradients, and ranks with the same
-    tokens over data other ones."""
-    mesh = DeviceMesh("cpu", torch.tensor(IN_ORDER), mesh_dim_names=("data", "tp"))
-    layer = LAYERS[0]
-    module, (x, cotangent) = made(layer), drawn(layer)
-    module.set_device_mesh(mesh["tp"])
-    module(x).backward(cotangent)
-    own = torch.from_numpy(gradient(module, "weight"))
+def in_no_rows(length: int, grouped: bool) -> tuple[bool, bool]:
+    """Whether two ranks that have the same tokens, among those of both, have equal gradients of the weight and of their tokens."""
+    group = None
+    if grouped:
+        group = dist.group.WORLD
+    torch.manual_seed(11)
+    module = Linear(INPUTS, OUTPUTS, recipe="nvfp4", amax_group=group)
+    generator = torch.Generator().manual_seed(13)
+    x = torch.randn(length, INPUTS, generator=generator).requires_grad_()
+    module(x).backward(torch.randn(length, OUTPUTS, generator=generator))
+    assert x.grad is not None
+    return equal_on_all(torch.from_numpy(gradient(module, "weight"))), equal_on_all(x.grad)
+
+
+def equal_on_all(own: torch.Tensor) -> bool:
+    of_all = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(of_all, own)
+    return all(torch.equal(one, own) for one in of_all)
+
+
+def compiled() -> bool:
+    """Whether a compiled module, whose first pass asks the ranks of a group, draws what another does."""
     found = []
-    for axis in ("tp", "data"):
-        other = [torch.empty_like(own) for _ in range(2)]
-        dist.all_gather(other, own, group=mesh.get_group(axis))
-        found.append(torch.equal(*other))
-    return found
+    x, cotangent = (one.chunk(2)[dist.get_rank()] for one in drawn(LAYERS[0]))
+    for run in (torch.compile, lambda one, **_: one):
+        torch.manual_seed(11)
+        module = Linear(INPUTS, OUTPUTS, recipe="nvfp4", amax_group=dist.group.WORLD)
+        with warnings.catch_warnings():
+            # PyTorch's own, of what it traces.
+            warnings.simplefilter("ignore")
+            run(module, backend="eager")(x).backward(cotangent)
+        found.append(torch.from_numpy(gradient(module, "weight")))
+    return torch.equal(*found)

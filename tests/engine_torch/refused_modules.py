@@ -29,6 +29,7 @@ def refusals() -> Mapping[str, str]:
     torch.manual_seed(5)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))
     rank = dist.get_rank()
+    other = [dist.new_group([1, 2, 3]), dist.new_group([0])][rank != 0]
 
     def sharded_before() -> None:
         layer = Linear(8, 8, parallel_mode="column")
@@ -67,6 +68,7 @@ def refusals() -> Mapping[str, str]:
         "called inside": called_inside,
         "weights": lambda: Linear(8, 8, tp_mesh=mesh["tp"], weight_mesh=mesh["fsdp"]),
         "amax": lambda: Linear(8, 8, tp_mesh=mesh["tp"], amax_group=mesh.get_group("fsdp")),
+        "no member": lambda: Linear(8, 8, amax_group=other),
         "recipes": lambda: Linear(64, 64, recipe="mxfp8" if rank % 2 else "fp8-row", tp_mesh=mesh["tp"]),
         "recipes of one name": lambda: Linear(
             64, 64, recipe=replace(preset("fp8-current"), reduce_amax=rank % 2 == 0), tp_mesh=mesh["tp"]

@@ -222,6 +222,8 @@ REFUSED: Mapping[str, str] = {
     "that was given to fully_shard, which gathers it.",
     "weights": "Linear: weight_mesh has the ranks [0, 2], and tp_mesh [0, 1]: it must have all of these too. [1] are missing.",
     "amax": "Linear: amax_group has the ranks [0, 2], and tp_mesh [0, 1]: it must have all of these too. [1] are missing.",
+    "no member": "Linear: amax_group is no process group that rank 0 is in. Give each rank the group of the ranks with which it shares "
+    "tokens.",
     "recipes": "Linear: the ranks differ in its recipe: fp8-row on rank 0, mxfp8 on rank 1. Give all ranks the same.",
     "recipes of one name": "Linear: the ranks differ in its recipe: fp8-current on rank 0, fp8-current reduce_amax=False on "
     "rank 1. Give all ranks the same.",

@@ -24,10 +24,11 @@ from tests.engine_torch.own_random import (
     Layer,
     all_layers,
     alone,
+    compiled,
     drawn,
     gradient,
+    in_no_rows,
     made,
-    without_group,
 )
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.refused_modules import refusal
@@ -51,8 +52,15 @@ def test_ranks_draw_the_bits_of_one_process(four: Ranks, ranks: tuple[tuple[int,
             assert apart(found, alone(layer, passes=2)) > 1e-2, layer
 
 
-def test_without_a_group_replicas_draw_the_same_and_others_do_not(four: Ranks) -> None:
-    assert four.run(without_group) == [[True, False]] * 4
+@pytest.mark.parametrize("length", [17, 32])
+def test_ranks_draw_others_for_other_tokens_of_a_group(four: Ranks, length: int) -> None:
+    """Also where the last group of a transform is filled up. Without a group no one says that these are other tokens."""
+    assert four.first(2).run(in_no_rows, length, True) == [(False, False)] * 2
+    assert four.first(2).run(in_no_rows, length, False) == [(True, True)] * 2
+
+
+def test_a_compiled_module_asks_the_ranks_of_its_group(four: Ranks) -> None:
+    assert four.first(2).run(compiled) == [True] * 2
 
 
 def test_every_pass_draws_others_and_a_checkpoint_goes_on(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ from shardwright.core.checks.idle import idle_axes
 from shardwright.core.checks.loss import loss_chunks
 from shardwright.core.checks.low_precision import blocks_split, dequantized, moved_by_the_layout
 from shardwright.core.checks.memory import memory
-from shardwright.core.checks.pays import pays
+from shardwright.core.checks.pays import pays, rows_instead
 from shardwright.core.checks.replicas import replicated_activations, replicated_weights
 from shardwright.core.checks.rows import rows_and_tokens
 from shardwright.core.checks.stages import stages
@@ -86,6 +86,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     kept_for_nothing,
     hops_without_effect,
     pays,
+    rows_instead,
     memory,
     moved_by_the_layout,
     blocks_split,
@@ -99,6 +100,11 @@ def drafts(plan: Plan) -> tuple[Draft, ...]:
     return tuple(draft for one in CHECKS for draft in one(plan))
 
 
+def _of_tried(plan: Plan) -> tuple[Draft, ...]:
+    """Those that decide about a fix: without the statement of what a layout is for, whose numbers take the longest."""
+    return tuple(draft for one in CHECKS if one is not pays for draft in one(plan))
+
+
 def check_mesh(request: Request, resolve: Callable[[Request], Plan]) -> None:
     """Raise FindingsError where there is no mesh. The fix is the first candidate that gives a mesh and a plan without errors."""
     faults = mesh_faults(request)
@@ -110,7 +116,7 @@ def _settled_mesh(fault: Draft, request: Request, resolve: Callable[[Request], P
     able = [candidate for candidate in fault.candidates if fixes(fault, candidate, request)]
     for candidate in able:
         changed = candidate.edit(request)
-        if not mesh_faults(changed) and not _errors(drafts(resolve(changed))):
+        if not mesh_faults(changed) and not _errors(_of_tried(resolve(changed))):
             return replace(fault.finding, fix=candidate.text)
     return replace(fault, candidates=tuple(able)).settled(lambda _: True)
 
@@ -147,4 +153,4 @@ def _after(candidate: Candidate, plan: Plan, resolve: Callable[[Request], Plan])
         changed = resolve(request)
     except FindingsError:
         return None
-    return {draft.key: draft for draft in drafts(changed)}
+    return {draft.key: draft for draft in _of_tried(changed)}

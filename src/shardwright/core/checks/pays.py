@@ -13,7 +13,7 @@ from shardwright.core.plan.plan import Plan
 
 
 def pays(plan: Plan) -> Iterator[Draft]:
-    """One draft for a layout, with a line for each axis larger than 1 and role that it has; then those of ``_rows_instead``."""
+    """One draft for a layout, with a line for each axis larger than 1 and role that it has. It has no fix, and no fix depends on it."""
     layout = plan.request.layout
     lines = [line for axis in plan.mesh.larger_than_one(plan.mesh.names) for line in _lines(plan, axis)]
     if not lines:
@@ -30,7 +30,6 @@ def pays(plan: Plan) -> Iterator[Draft]:
             cost=f"{bytes_text(total)} through the collectives of each device in a step",
         )
     )
-    yield from _rows_instead(plan)
 
 
 def _lines(plan: Plan, axis: str) -> Iterator[str]:
@@ -114,7 +113,7 @@ def _sent(plan: Plan, axis: str, kinds: tuple[str, ...] | None, tensors: set[str
     )
 
 
-def _rows_instead(plan: Plan) -> Iterator[Draft]:
+def rows_instead(plan: Plan) -> Iterator[Draft]:
     """Drafts for axes that shard the sequence although there is a row for each device: sharding rows gathers no keys."""
     request = plan.request
     for axis in plan.mesh.larger_than_one(plan.cp):

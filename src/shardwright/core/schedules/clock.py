@@ -5,10 +5,11 @@ The same run proves a table: a rank that waits for ever names what it waits for.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import fsum
 from typing import NamedTuple
 
 from shardwright.core.schedules.actions import COMPUTES, TOGETHER, Action, Kind, Table, ends, needs
@@ -24,17 +25,38 @@ def unit_seconds(action: Action) -> float:
     return UNIT.get(action.kind, 0.0)
 
 
+Alike = tuple[int, Kind]
+"""The actions of a stage that take equal times: those of one kind, for all microbatches."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """``seconds``: the end of the last action. ``busy``: the seconds in which each rank computes. ``live``: for each rank the most
-    microbatches, by stage, that it held at once: those whose forward pass is done and whose gradients of weights are not.
-    ``stuck``: the action that each rank waits for in vain; none if all have ended."""
+    """``lasting``: the seconds of each computation and transfer. ``busy``: the seconds in which each rank computes. ``live``: for each rank
+    the most microbatches, by stage, that it held at once: those whose forward pass is done and whose gradients of weights are not.
 
-    seconds: float
+    What follows from the order of all ranks' actions is found when it is asked for: many plans are made only for their memory.
+    """
+
+    table: Table
+    lasting: Mapping[Alike, float]
     busy: Sequence[float]
     live: Sequence[Mapping[int, int]]
     most_live: Sequence[int]
-    stuck: Mapping[int, Action]
+
+    @property
+    def seconds(self) -> float:
+        """The end of the last action."""
+        return _last_end(_Same(self.table), tuple(self.lasting.items()))
+
+    @property
+    def stuck(self) -> Mapping[int, Action]:
+        """The action that each rank waits for in vain; none if all have ended."""
+        begun_by_rank = _played(_Same(self.table)).begun_by_rank
+        return {
+            rank: actions[begun]
+            for rank, (actions, begun) in enumerate(zip(self.table.actions, begun_by_rank, strict=True))
+            if begun < len(actions)
+        }
 
     @property
     def bubble(self) -> float:
@@ -46,42 +68,19 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
     """Runs each rank's actions in order, each as soon as what it needs is there.
 
     ``seconds``: of a computation, or of a transfer, for ``send`` and ``send_gradient``, which do not keep a rank from computing; the same
-    for all microbatches.
-    A table without transfers (``schedules.py``) gets each output as soon as it is computed. ``held``: the weight of a live microbatch
-    of a stage in ``most_live``'s comparison.
+    for all microbatches. A table without transfers (``schedules.py``) gets each output as soon as it is computed. ``held``: the weight
+    of a live microbatch of a stage in ``most_live``'s comparison.
     """
-    played = _played(_Same(table))
-    lasting = [seconds(one) if one.kind in COMPUTES or one.kind in SENDS else 0.0 for one in played.alike]
-    clock = [0.0] * table.ranks
-    busy = [0.0] * table.ranks
-    ended: list[float] = []
-    # Hundreds of thousands of steps: as little as there can be for each.
-    for rank, alike, how, needed in played.steps:
-        ready = 0.0
-        for one in needed:
-            if ended[one] > ready:
-                ready = ended[one]
-        if how:
-            if clock[rank] > ready:
-                ready = clock[rank]
-            ready += lasting[alike]
-            if how == COMPUTING:
-                clock[rank] = ready
-                busy[rank] += lasting[alike]
-        ended.append(ready)
-    live = [
-        _most_held(actions[:begun], held) for actions, begun in zip(table.actions, played.begun_by_rank, strict=True)
-    ]
+    counted = _counted(_Same(table))
+    lasting = {of: seconds(Action(*of)) for counts in counted for of in counts}
+    live = [_most_held(actions, held) for actions in table.actions]
     return Run(
-        seconds=max(clock),
-        busy=busy,
+        table=table,
+        lasting=lasting,
+        # Exact, so that ranks with equal work are equal.
+        busy=[fsum(number * lasting[of] for of, number in counts.items() if of[1] in COMPUTES) for counts in counted],
         live=live,
         most_live=[sum(of_rank.values()) for of_rank in live],
-        stuck={
-            rank: actions[begun]
-            for rank, (actions, begun) in enumerate(zip(table.actions, played.begun_by_rank, strict=True))
-            if begun < len(actions)
-        },
     )
 
 
@@ -91,7 +90,7 @@ AT_ONCE, COMPUTING, SENDING = range(3)
 
 
 class Step(NamedTuple):
-    """An action that can run. ``alike``: the number of its kind and stage; ``how``: what it takes. ``needed``: the steps that end before
+    """An action that can run. ``alike``: its place among ``Played.alike``; ``how``: what it takes. ``needed``: the steps that end before
     it begins, by their place in the order."""
 
     rank: int
@@ -101,11 +100,11 @@ class Step(NamedTuple):
 
 
 class Played(NamedTuple):
-    """A table in an order in which each step comes after those that it needs, whatever the seconds of each are. ``alike``: an action of
-    each stage and kind. ``begun_by_rank``: how many actions of each rank are among them; the next one waits for ever."""
+    """A table in an order in which each step comes after those that it needs, whatever the seconds of each are. ``begun_by_rank``: how many
+    actions of each rank are among them; the next one waits for ever."""
 
     steps: Sequence[Step]
-    alike: Sequence[Action]
+    alike: Sequence[Alike]
     begun_by_rank: Sequence[int]
 
 
@@ -123,6 +122,37 @@ class _Same:
 
 
 @lru_cache(maxsize=8)
+def _counted(same: _Same) -> Sequence[Mapping[Alike, int]]:
+    """For each rank the numbers of its computations and transfers."""
+    return [
+        Counter((one.stage, one.kind) for one in actions if one.kind in COMPUTES or one.kind in SENDS)
+        for actions in same.table.actions
+    ]
+
+
+@lru_cache(maxsize=64)
+def _last_end(same: _Same, lasting: Sequence[tuple[Alike, float]]) -> float:
+    played, by_alike = _played(same), dict(lasting)
+    lasts = [by_alike.get(of, 0.0) for of in played.alike]
+    clock = [0.0] * same.table.ranks
+    ended: list[float] = []
+    # Hundreds of thousands of steps: as little as there can be for each.
+    for rank, alike, how, needed in played.steps:
+        ready = 0.0
+        for one in needed:
+            if ended[one] > ready:
+                ready = ended[one]
+        if how:
+            if clock[rank] > ready:
+                ready = clock[rank]
+            ready += lasts[alike]
+            if how == COMPUTING:
+                clock[rank] = ready
+        ended.append(ready)
+    return max(clock)
+
+
+@lru_cache(maxsize=8)
 def _played(same: _Same) -> Played:
     table = same.table
     done: dict[tuple[Kind, int, int | None], int] = {}
@@ -130,8 +160,7 @@ def _played(same: _Same) -> Played:
     transfers = any(action.kind == "send" for actions in table.actions for action in actions)
     position = [0] * table.ranks
     steps: list[Step] = []
-    alike: dict[tuple[int, Kind], int] = {}
-    examples: list[Action] = []
+    alike: dict[Alike, int] = {}
     met: set[Action] = set()
     moved = True
     while moved:
@@ -152,12 +181,10 @@ def _played(same: _Same) -> Played:
                     sent.setdefault((rank, _receiver(table, action)), deque()).append(action)
                 for kind in ends(action.kind):
                     done[kind, action.stage, action.microbatch] = len(steps)
-                number = alike.setdefault((action.stage, action.kind), len(examples))
-                if number == len(examples):
-                    examples.append(action)
+                number = alike.setdefault((action.stage, action.kind), len(alike))
                 how = COMPUTING if action.kind in COMPUTES else SENDING if action.kind in SENDS else AT_ONCE
                 steps.append(Step(rank, number, how, needed))
-    return Played(steps, examples, position)
+    return Played(steps, tuple(alike), position)
 
 
 def _most_held(actions: Sequence[Action], held: Callable[[int], float]) -> Mapping[int, int]:

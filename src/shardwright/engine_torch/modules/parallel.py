@@ -36,6 +36,7 @@ from shardwright.engine_torch.modules.parts.tensor_parallel import (
     peers_of,
     ranks_of,
     require_equal,
+    require_member,
     require_one_dim,
     require_within,
 )
@@ -79,6 +80,7 @@ class ParallelModule(nn.Module):
         self.specs: Mapping[str, Parameter] = {one.name: one for one in parameters}
         self.seed = new_seed()
         self.tp_group, self.tp_mesh, self.weight_mesh, self.amax_group = tp_group, None, None, amax_group
+        require_member(amax_group, self.label)
         dtype = require_wide(params_dtype or torch.get_default_dtype(), self.label)
         self.device = torch.get_default_device() if device is None else torch.device(device)
         if tp_group is not None and tp_mesh is None:
@@ -129,6 +131,7 @@ class ParallelModule(nn.Module):
         if weight_mesh is not None:
             self.weight_mesh = require_one_dim(weight_mesh, f"{self.label}: weight_mesh")
         if amax_group is not None:
+            require_member(amax_group, self.label)
             self.amax_group = amax_group
         if tp_mesh is not None:
             self._place(require_one_dim(tp_mesh, f"{self.label}: tp_mesh"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,14 @@ from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.arguments import require_floats
 from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
 from shardwright.engine_torch.modules.parts.precision import low_precision, require_units, with_kernels
-from shardwright.engine_torch.modules.parts.random_bits import RandomBits, Source, is_random, source_of, with_elements
+from shardwright.engine_torch.modules.parts.random_bits import (
+    THIS,
+    RandomBits,
+    Source,
+    is_random,
+    source_of,
+    with_elements,
+)
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, entered, in_autocast, left, peers_in
 from shardwright.engine_torch.precision.operands import quantized, turned
 
@@ -33,7 +40,7 @@ class ProductModule(ParallelModule):
 
     delayed: DelayedAmaxes | None
     random: RandomBits | None
-    _source: Source | None = None
+    _source: tuple[Sequence[int], Source] | None = None
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""
@@ -65,7 +72,7 @@ class ProductModule(ParallelModule):
         if self.delayed is not None and self._has_amaxes:
             self.delayed.notice_missing_end(name, weight)
         low = self._low(name, mode)
-        if low is not None and self.random is not None:
+        if low is not None and self.random is not None and torch.is_grad_enabled():
             outputs, inputs = weight.shape
             low = with_elements(
                 low,
@@ -140,15 +147,16 @@ class ProductModule(ParallelModule):
         )
 
     def _tokens_of(self) -> Source:
-        if self._source is None:
-            group = self.peers.group
-            tp = (
-                dist.get_process_group_ranks(group)
-                if group is not None
-                else [dist.get_rank() if dist.is_initialized() else 0]
-            )
-            self._source = source_of(tp, self.amax_group)
-        return self._source
+        """Found in the first pass: a tied weight may bring the ranks of tp after all else."""
+        if self.amax_group is None:
+            return THIS
+        group = self.peers.group
+        tp = dist.get_process_group_ranks(group) if group is not None else [dist.get_rank()]
+        if self._source is None or self._source[0] != tp:
+            # A compiler cannot trace what ranks say to each other.
+            asked: Callable[..., Source] = torch.compiler.disable(source_of)  # pyright: ignore[reportAssignmentType]
+            self._source = tp, asked(tp, self.amax_group)
+        return self._source[1]
 
     def _require_divided(self, num: int) -> None:
         super()._require_divided(num)

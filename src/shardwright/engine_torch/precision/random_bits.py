@@ -66,7 +66,7 @@ def random_numbers(
     by_columns = CONTRACTED[product] == first
     other, *contracted = x.shape
     rows, columns = (prod(contracted), other) if by_columns else (other, prod(contracted))
-    filled = contracted[-1] if by_columns and len(contracted) > 1 else None
+    filled = contracted[-1] if by_columns else None
     row_N = _row_numbers(elements, first, low.site, rows, filled, low.here)
     column_M, even, total = torch.arange(columns, dtype=torch.int32), columns % 2 == 0, columns
     if (dims := elements.dims.get(second)) is not None:
@@ -117,7 +117,7 @@ def _row_numbers(
         rows, positions = elements.dims[dim]
         row_B = _numbers((rows,), here) * elements.microbatches + site.microbatch
         position_S = _numbers((positions,), here)
-        if filled is not None and filled > len(position_S):
+        if filled is not None and filled > len(position_S) and filled * len(row_B) == num:
             more = torch.arange(1, filled - len(position_S) + 1, dtype=torch.int32)
             position_S = torch.cat((position_S, position_S[-1] + more))
         found = (row_B[:, None] * stride_of(positions.size) + position_S).flatten()

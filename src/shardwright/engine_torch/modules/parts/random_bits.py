@@ -5,13 +5,14 @@
 | ``seed`` | two words of 32 bits, drawn when the module is constructed |
 | ``passes`` | the number of backward passes of the module's products: each has bits of its own |
 
-Both are the same on all ranks. An element's bits are a function of them, of the names of the weight and the operand, and of the
-element's index in all ranks' tokens and in the entire weight, so that ranks with the same elements draw the same.
+Both are the same on all ranks. The bits that round an element are a function of them, of the names of the weight and the operand, and
+of the element's index in all ranks' tokens and in the entire weight, so that ranks with the same elements draw the same. The signs of
+transforms are a function of the seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -21,7 +22,7 @@ from torch import nn
 
 from shardwright.core.quantization.elements import Elements, Tiled
 from shardwright.core.recipes.random_bits import words_of
-from shardwright.core.recipes.recipe import DIMS, Dim, Recipe
+from shardwright.core.recipes.recipe import DIMS, Dim, Operand, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
@@ -65,28 +66,26 @@ class Source:
     num: int
 
 
-def source_of(tp: Sequence[int], group: dist.ProcessGroup | None) -> Source:
-    """The source of a rank's tokens. ``tp``: its ranks, of the world.
+THIS = Source(index=0, num=1)
+"""Where it is not known which ranks have tokens: an element's index is one among the rank's own."""
 
-    ``group``: all ranks that have tokens of the module, which call this together. Without one it is not known which have, and the
-    world's ranks are counted.
-    """
+
+def source_of(tp: Sequence[int], group: dist.ProcessGroup) -> Source:
+    """The source of a rank's tokens. ``tp``: its ranks, of the world. ``group``: all ranks that have tokens of the module, which call
+    this together."""
+    of_all: list[int | None] = [None] * dist.get_world_size(group)
+    if len(of_all) == 1 or dist.get_backend(group) == "fake":
+        return THIS
     first = min(tp)
-    if group is None:
-        num = dist.get_world_size() if dist.is_initialized() else 1
-        return Source(index=first, num=num)
-    if dist.get_world_size(group) == 1 or dist.get_backend(group) == "fake":
-        return Source(index=0, num=1)
-    of_all = [0] * dist.get_world_size(group)
     dist.all_gather_object(of_all, first, group=group)
-    firsts = sorted(set(of_all))
+    firsts = sorted({one for one in of_all if one is not None})
     return Source(index=firsts.index(first), num=len(firsts))
 
 
 def with_elements(
     low: LowPrecision,
     tokens: Sequence[int] | None,
-    sizes: dict[Dim, int],
+    sizes: Mapping[Dim, int],
     mode: Mode | None,
     source: Source,
     tp: Peers,
@@ -98,29 +97,41 @@ def with_elements(
     ``tokens``: this rank's, the dims before the features, of which sources shard the first; None: tokens of one of several layers, of
     which each source has as many as there are. ``tp_tokens``: tp shards the first dim too. ``sizes``: of the local weight.
     """
-    dims: dict[Dim, tuple[Tiled, ...]] = {}
-    if tokens is not None:
-        axes, num = ((SOURCES, TP), source.num * tp.size) if tp_tokens else ((SOURCES,), source.num)
-        *rows, length = tokens
-        if rows:
-            dims["tokens"] = (_tiled(prod(rows), axes, num), _tiled(length, (), 1))
-        else:
-            dims["tokens"] = (_tiled(1, (), 1), _tiled(length, axes, num))
+    axes, num = ((SOURCES, TP), source.num * tp.size) if tp_tokens else ((SOURCES,), source.num)
+    of_weight: dict[Dim, tuple[Tiled, ...]] = {}
     sharded: Dim | None = {"column": "outputs", "row": "inputs", None: None}[mode]
     if sharded is not None:
-        dims[sharded] = (_tiled(sizes[sharded], (TP,), tp.size),)
-    of_sources = {} if tokens is not None else {"sources": (SOURCES,), "num_sources": source.num}
+        of_weight[sharded] = (_tiled(sizes[sharded], (TP,), tp.size),)
     coordinates = {(): (0, 1), (SOURCES,): (source.index, source.num), (TP,): (tp.index, tp.size)}
     coordinates[SOURCES, TP] = (source.index * tp.size + tp.index, source.num * tp.size)
+
+    def elements(operand: Operand, quantizer: Quantizer) -> Elements:
+        dims: dict[Dim, tuple[Tiled, ...]] = {**of_weight}
+        if tokens is not None:
+            dims["tokens"] = _rows(tokens, axes, num, quantizer.hadamard)
+        own: Mapping[Dim, tuple[Tiled, ...]] = {dim: dims[dim] for dim in DIMS[operand] if dim in dims}
+        if tokens is None and "tokens" in DIMS[operand]:
+            return Elements(dims=own, sources=(SOURCES,), num_sources=source.num)
+        return Elements(dims=own)
+
     return replace(
         low,
         elements={
-            (product, operand): Elements(dims={dim: dims[dim] for dim in DIMS[operand] if dim in dims}, **of_sources)
+            (product, operand): elements(operand, quantizer)
             for (product, operand), quantizer in low.quantizers.items()
             if quantizer.rounding == "stochastic"
         },
         here=coordinates.__getitem__,
     )
+
+
+def _rows(tokens: Sequence[int], axes: tuple[str, ...], num: int, hadamard: int | None) -> tuple[Tiled, ...]:
+    """Rows of tokens, and the tokens of a row. ``hadamard``: groups of so many tokens are transformed together."""
+    *rows, length = tokens
+    if rows or length % (hadamard or 1):
+        # The last group of a row is filled up, so tokens in no rows are a row of each rank.
+        return _tiled(prod(rows), axes, num), _tiled(length, (), 1)
+    return _tiled(1, (), 1), _tiled(length, axes, num)
 
 
 def _tiled(own: int, axes: tuple[str, ...], num: int) -> Tiled:

@@ -184,6 +184,15 @@ def mesh_of(group: dist.ProcessGroup, tp_size: int, device: torch.device, label:
     return DeviceMesh.from_group(group, device.type if device.type != "meta" else kind, mesh_dim_names=("tp",))
 
 
+def require_member(group: object, label: str) -> None:
+    """Raises InputError for an ``amax_group`` that this rank is not in."""
+    if group is not None and (not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0):
+        raise InputError(
+            f"{label}: amax_group is no process group that rank {dist.get_rank()} is in. Give each rank the group of the ranks with which "
+            f"it shares tokens."
+        )
+
+
 def require_within(tp: Sequence[int], ranks: Sequence[int] | None, what: str) -> None:
     lacking = [rank for rank in tp if ranks is not None and rank not in ranks]
     if lacking:
