@@ -235,6 +235,15 @@ class Stage:
             for part, module in parts
         ]
 
+    def all_of_it(self, batch: Batch) -> Segment:
+        """The stage as one segment."""
+        modules = [*self._modules()]
+        return Segment(
+            lambda x_BLM: self.root(batch, x_BLM),
+            lambda: [weight for module in modules for weight in module.parameters(recurse=False)],
+            is_layer=False,
+        )
+
     def _modules(self) -> Iterator[Gathered]:
         return (module for module in self.root.modules() if isinstance(module, Gathered))
 

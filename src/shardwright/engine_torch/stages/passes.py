@@ -52,7 +52,9 @@ class Pass(Protocol):
 
 def forward(stage: Stage, batch: Batch, x_BLM: torch.Tensor | None) -> Pass:
     """The forward pass of a microbatch. ``x_BLM``: the stage's input, None of the first stage."""
-    return (InHalves if stage.gathering.split else Whole)(stage, batch, x_BLM)
+    if not stage.gathering.split:
+        return Whole(stage, batch, x_BLM)
+    return (InHalves if stage.links.split else Later)(stage, batch, x_BLM)
 
 
 class Whole:
@@ -74,6 +76,21 @@ class Whole:
 
     def weight_gradient(self) -> None:
         raise AssertionError("its backward pass is not divided")
+
+
+class Later(Whole):
+    """A pass of the first stage under a divided backward pass. No one waits for its input's cotangent: all is in the second half, in which
+    no operation is repeated."""
+
+    _cotangent: torch.Tensor | None = None
+
+    def input_gradient(self, cotangent: torch.Tensor | None) -> torch.Tensor | None:
+        self._cotangent = cotangent
+        return None
+
+    def weight_gradient(self) -> None:
+        cotangent, self._cotangent = self._cotangent, None
+        self.backward(cotangent)
 
 
 @contextmanager
@@ -118,19 +135,16 @@ class _Left(NamedTuple):
 
 
 class InHalves:
-    """A pass whose backward pass is in halves. Layers save what ``remat`` says, and the ends all, as in other passes.
-
-    For the first stage no one waits: all of its backward pass is in the second half, in which no operation is repeated."""
+    """A pass whose backward pass is in halves. Layers save what ``remat`` says, and the ends all, as in other passes."""
 
     def __init__(self, stage: Stage, batch: Batch, x_BLM: torch.Tensor | None) -> None:
         self._stage = stage
-        self._cotangent: torch.Tensor | None = None
         again = stage.plan.request.remat != "none"
         self._kept: list[tuple[Segment, torch.Tensor | None] | _Computed] = []
         self._left: list[_Left] = []
         counts: dict[str, list[MoeCounts]] = {}
         last = None
-        for segment in stage.segments(batch):
+        for segment in stage.segments(batch) if again else [stage.all_of_it(batch)]:
             if again and segment.is_layer:
                 with torch.no_grad():
                     last = segment.run(x_BLM)
@@ -150,9 +164,6 @@ class InHalves:
         return found
 
     def input_gradient(self, cotangent: torch.Tensor | None) -> torch.Tensor | None:
-        if not self._stage.links.split:
-            self._cotangent = cotangent
-            return None
         of_inputs, _ = halves()
         for one in self._backwards():
             assert one.x_BLM is not None
@@ -164,11 +175,6 @@ class InHalves:
         return cotangent
 
     def weight_gradient(self) -> None:
-        if not self._stage.links.split:
-            cotangent = self._cotangent
-            for one in self._backwards():
-                one.output.backward(cotangent)
-                cotangent = None if one.x_BLM is None else one.x_BLM.grad
         _, of_weights = halves()
         for computed, groups in self._left:
             of_weights(iter(computed.segment.weights()), groups)
