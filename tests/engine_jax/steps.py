@@ -208,7 +208,7 @@ def compiled_step(case: Case) -> jax.stages.Compiled:
 
 
 def compile_plan(
-    plan: Plan, level: int = 0, options: OptimizerOptions = OPTIONS, **of_xla: bool
+    plan: Plan, level: int = 0, options: OptimizerOptions = OPTIONS, **of_xla: bool | str
 ) -> jax.stages.Compiled:
     """The training step of a plan, at an optimization level of XLA: 0 for few steps, 1 for many."""
     mesh = device_mesh(plan.mesh)
