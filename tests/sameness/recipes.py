@@ -55,12 +55,6 @@ step so far. A gradient in step 1 may differ by twice the recipe's own error, wh
 |---|---|---|---|---|---|---:|---:|---:|---|
 """
 
-OLDER = """
-Bounds of 4 orders, measured before there were 16: all of `fp8-current` and `fp8-block`, mixtral-test under `fp8-delayed`, those of PyTorch
-under `fp8-row`, and under `mxfp8` with llama3-test on 4 devices. Bounds of orders of sums alone, which are narrower: all of mixtral-test but `nvfp4`.
-"""
-"""In the page until all lines are measured again."""
-
 
 class Measured(NamedTuple):
     """A line of the page. ``wrong``: what must not be, in words."""
@@ -160,12 +154,11 @@ def kept() -> dict[tuple[str, ...], str]:
     return {key_of(line): line for line in text.splitlines(keepends=True) if line.startswith("| `")}
 
 
-def keep(lines: Mapping[tuple[str, ...], str], steps: int, *, every: bool = False) -> None:
-    """``every``: all lines were measured now."""
+def keep(lines: Mapping[tuple[str, ...], str], steps: int) -> None:
     order = [key(one, engine) for one in every_case() for engine in NAMES]
-    notes = OLDER if OLDER in PAGE.read_text(encoding="utf-8") and not every else ""
+    notes = ""
     if missing := [each for each in order if each not in lines]:
-        notes += f"\nNot measured yet: {'; '.join(_together(missing, order))}.\n"
+        notes = f"\nNot measured yet: {'; '.join(_together(missing, order))}.\n"
     text = INTRODUCTION.format(steps=steps, of_loss=OF_LOSS, orders=ORDERS, notes=notes)
     PAGE.write_text(text + "".join(lines[each] for each in order if each in lines), encoding="utf-8")
 
@@ -202,8 +195,6 @@ def main() -> int:
         found[key_of(line.line)] = line.line
         if given.steps == STEPS:
             keep({**kept(), **found}, given.steps)
-    if given.steps == STEPS and not (given.only or given.engine or given.missing):
-        keep(found, given.steps, every=True)
     return 1 if wrong else 0
 
 
