@@ -68,7 +68,7 @@ On TPU7x two devices share the links of a chip, and only the gather is an all-re
 one ring, and V over y, z and the pair of devices in a chip, which uses two rings; what then stands in another order is copied once, which is in the price. With z
 and the pair first, V is sent over x and y by both devices of a chip at once, so that each has half of the links. That split was the only one before all were priced.
 
-SparseCores carry nearly all of it beside the products: of the bytes of 671B on tpu7x:4x4x8 1% are exposed. The plan expects most of the time to be exposed all the same (of 512 rows,
+SparseCores carry nearly all of it beside the products: of the bytes of 671B on tpu7x:4x4x8 1% are exposed, in chunks 25%. The plan expects most of the time to be exposed all the same (of 512 rows,
 13.3 s of 16.5 s in the hops that were compiled): a gather of a layer's experts begins before a product and ends long after it. So the share of bytes says what a schedule
 begins early, and the plan's seconds how long it then waits.
 """
@@ -123,7 +123,7 @@ def _flags(stored: Mapping[str, Any]) -> Iterator[str]:
 def _left(stored: Mapping[str, Any]) -> Iterator[str]:
     left = [name for name, _ in cases() if name not in stored]
     if left:
-        yield f"Not compiled yet, {len(left)} cases: {', '.join(left)}. A program of 671B takes eight minutes and 5 GB of memory to compile.\n"
+        yield f"Not compiled yet, {len(left)} cases: {', '.join(left)}. A program of 671B takes eight to thirty minutes and 5 to 8 GB of memory to compile.\n"
 
 
 def _measured(found: Mapping[str, Any]) -> object:
