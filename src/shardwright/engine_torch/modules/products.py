@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.formula import Quantized
@@ -40,7 +39,7 @@ class ProductModule(ParallelModule):
 
     delayed: DelayedAmaxes | None
     random: RandomBits | None
-    _source: tuple[Sequence[int], Source] | None = None
+    _source: tuple[tuple[Sequence[int], dist.ProcessGroup], Source] | None = None
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""
@@ -111,16 +110,6 @@ class ProductModule(ParallelModule):
         factor = low.site.factors[low.delayed[place]] if place in low.delayed else None
         return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE), factor=factor)
 
-    def set_device_mesh(
-        self,
-        tp_mesh: DeviceMesh | None = None,
-        weight_mesh: DeviceMesh | None = None,
-        *,
-        amax_group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self._source = None
-        super().set_device_mesh(tp_mesh, weight_mesh, amax_group=amax_group)
-
     def require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
         require_floats(x, self.label)
         need = self.specs[name].shape[-1] // (peers.size if mode == "row" else 1)
@@ -152,10 +141,11 @@ class ProductModule(ParallelModule):
             return THIS
         group = self.peers.group
         tp = dist.get_process_group_ranks(group) if group is not None else [dist.get_rank()]
-        if self._source is None or self._source[0] != tp:
+        asked_of = (tp, self.amax_group)
+        if self._source is None or self._source[0] != asked_of:
             # A compiler cannot trace what ranks say to each other.
             asked: Callable[..., Source] = torch.compiler.disable(source_of)  # pyright: ignore[reportAssignmentType]
-            self._source = tp, asked(tp, self.amax_group)
+            self._source = asked_of, asked(*asked_of)
         return self._source[1]
 
     def _require_divided(self, num: int) -> None:
