@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ from shardwright.init import box_values
 from shardwright.training.optimizer import OptimizerOptions
 
 RANKS = 4
+LAUNCHES = 3
+"""Of all ranks: where memory is allocated makes a launch as much as 10% faster or slower than the next, whatever the number of blocks."""
+
 CASES = (
     Case(model="llama3-test", layout="fsdp", mesh="fsdp=4", remat="none"),
     Case(model="llama3-test", layout="fsdp", mesh="fsdp=4"),
@@ -129,11 +133,24 @@ def main() -> None:
 
 
 def _on_ranks(case: Case, options: Options) -> tuple[dict[str, Times], float]:
+    """The times of both in all launches, and the largest difference of their first steps."""
+    launches = [_launched(case, options) for _ in range(1 if options.quick else LAUNCHES)]
+    times = {
+        name: Times(
+            cpu_s=tuple(chain.from_iterable(found[name].cpu_s for found, _ in launches)),
+            wall_s=tuple(chain.from_iterable(found[name].wall_s for found, _ in launches)),
+        )
+        for name in launches[0][0]
+    }
+    return times, max(worst for _, worst in launches)
+
+
+def _launched(case: Case, options: Options) -> tuple[dict[str, Times], float]:
     """The times of both, as CPU seconds of all ranks in total, and the difference of their first steps."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         answers = context.SimpleQueue()
-        arguments = (Path(folder) / "store", case, options.blocks(5), options.block_s(1.5), answers)
+        arguments = (Path(folder) / "store", case, options.blocks(14), options.block_s(0.7), answers)
         ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(RANKS)]
         for process in ranks:
             process.start()
@@ -174,7 +191,7 @@ def _turns(steps: Mapping[str, Go], blocks: int, block_s: float) -> dict[str, Ti
     times = {name: Times(cpu_s=(), wall_s=()) for name in names}
     started = time.perf_counter()
     steps["by hand"]()
-    length = torch.tensor([max(2, round(block_s / (time.perf_counter() - started)))])
+    length = torch.tensor([max(1, round(block_s / (time.perf_counter() - started)))])
     dist.broadcast(length, 0)
     for block in range(blocks):
         for name in names if block % 2 == 0 else reversed(names):

@@ -10,7 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
-    """``exp_less_one(x)`` is exp(x) - 1, exact also where x is small. ``weighted(x, a, y, b)`` is ``x * a + y * b``, of numbers a and b."""
+    """``exp_less_one(x)`` is exp(x) - 1, exact also where x is small. ``weighted(x, a, y, b)`` is ``x * a + y * b``, of numbers a and b; it
+    may take the place of x."""
 
     cos: Callable[[Any], Any]
     least: Callable[[Any, Any], Any]

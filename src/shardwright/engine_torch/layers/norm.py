@@ -42,17 +42,17 @@ def _normed(
     """The result, and one over the root mean square of each token, in the dtype in which a norm is computed."""
     wide = x.to(dtype)
     factor = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)
-    return (wide * factor * scale.to(dtype)).to(narrow), factor
+    return (wide * factor).mul_(scale.to(dtype)).to(narrow), factor
 
 
 def _of_input(cotangent: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     of_normed = cotangent.to(factor.dtype) * scale.to(factor.dtype)
     wide = x.to(factor.dtype)
-    of_factor = (of_normed * wide).sum(dim=-1, keepdim=True)
-    of_square = of_factor * (-0.5 * factor.pow(3)) / x.shape[-1]
-    return (of_normed * factor + 2 * of_square * wide).to(x.dtype)
+    each = of_normed * wide
+    of_square = each.sum(dim=-1, keepdim=True) * (-0.5 * factor.pow(3)) / x.shape[-1]
+    return of_normed.mul_(factor).add_(torch.mul(wide, 2 * of_square, out=each)).to(x.dtype)
 
 
 def _of_scale(cotangent: torch.Tensor, x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    each = cotangent.to(factor.dtype) * (x.to(factor.dtype) * factor)
+    each = (x.to(factor.dtype) * factor).mul_(cotangent.to(factor.dtype))
     return each.flatten(0, -2).sum(dim=0).to(dtype)

@@ -38,5 +38,5 @@ def rotate(x_BLHD: torch.Tensor, rotation: Angles, interleaved: bool) -> torch.T
     else:
         first, second = wide.chunk(2, dim=-1)
     cos, sin = rotation.cos_BLP[:, :, None, :], rotation.sin_BLP[:, :, None, :]
-    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    rotated = torch.cat([(first * cos).sub_(second * sin), (second * cos).add_(first * sin)], dim=-1)
     return rotated.to(kept("rotation", x_BLHD.dtype))

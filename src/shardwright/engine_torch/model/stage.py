@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, update_groups, weights_of
 from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Plan
-from shardwright.core.policies.runs import Run
 from shardwright.core.stages.gathering import EACH_PASS, Gathering
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
@@ -37,7 +36,7 @@ from shardwright.engine_torch.lowering.coded import CodedGroup
 from shardwright.engine_torch.lowering.gathering import Gathered, build
 from shardwright.engine_torch.lowering.parameters import empty_parameter, local_of
 from shardwright.engine_torch.lowering.updates import Updated
-from shardwright.engine_torch.model.forward import layer
+from shardwright.engine_torch.model.forward import LayerOfStage, layer
 from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.models.parts.architecture import Architecture, Stack
 
@@ -119,6 +118,9 @@ class Stage:
         table = plan.request.table
         self._runs = kept_runs(plan.request, plan.mesh, plan.tensors)
         self._architecture: Architecture = table.architecture
+        by_name = plan.by_name
+        self.has_embedding, self.has_logits = "embedding.ids" in by_name, "logits.scores" in by_name
+        self._residual = by_name["residual.stream"]
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
         self._coded: dict[tuple[str | None, int | None], list[CodedGroup]] = {}
         self._layers: dict[str, list[Gathered]] = {}
@@ -126,12 +128,12 @@ class Stage:
             numbers = next((weight.layers for weight in table.weights if weight.stack == stack.name), range(0))
             self._layers[stack.name] = [
                 self._built(
-                    self._of_layer(stack, number),
+                    self._of_layer(stack, place.number),
                     parameters,
-                    partial(self._layer, stack, number, index),
-                    reshard_after_forward=self._run_of(stack, index).gathers_again and not gathering.once,
+                    partial(self._layer, place),
+                    reshard_after_forward=place.policy.gathers_again and not gathering.once,
                 )
-                for index, number in enumerate(numbers)
+                for place in (self._layer_of(stack, number, index) for index, number in enumerate(numbers))
             ]
         modules = [module for of_stack in self._layers.values() for module in of_stack]
         ends = [one for one in self.weights if one.layer is None]
@@ -177,13 +179,11 @@ class Stage:
         resting = self.resting
         return [one for one in self.updated if any(key in resting for key in one.keys)]
 
-    @property
-    def has_embedding(self) -> bool:
-        return "embedding.ids" in self.plan.by_name
-
-    @property
-    def has_logits(self) -> bool:
-        return "logits.scores" in self.plan.by_name
+    def empty_residual(self) -> torch.Tensor:
+        """A residual stream of this rank without values, BLM."""
+        row, mesh = self._residual, self.plan.mesh
+        shape = [size // mesh.size(dim.axes) for size, dim in zip(row.shape, row.in_use.dims, strict=True)]
+        return torch.empty(shape, dtype=torch_dtype(row.dtype), device=self.ranks.device)
 
     def __call__(self, batch: Batch, x_BLM: torch.Tensor | None = None) -> Result:
         """``batch``: the rank's local shard of the input's fields, BL; ``x_BLM``: of the residual stream, without the embedding."""
@@ -323,44 +323,36 @@ class Stage:
         return Result(None, loss, logits_BLV, {})
 
     def _layer(
-        self, stack: Stack, number: int, index: int, params: Params, x_BLM: torch.Tensor, shared: Shared
+        self, at: LayerOfStage, params: Params, x_BLM: torch.Tensor, shared: Shared
     ) -> tuple[torch.Tensor, MoeCounts | None]:
-        """``number``: of the layer in its stack; ``index``: among the stage's layers of that stack."""
-        name_of = {one.key: one.weight for one in self._of_layer(stack, number)}
-        own = {key: params[key] for key in name_of}
-        names = self.plan.request.table.names_in(stack.name)
-        frozen = {name: of_all[index] for name, of_all in self.frozen.items() if name in names}
-        low = {name: one for name, one in self.links.low.items() if index < one.num_layers}
-        links = replace(self.links, low=low)
-
-        site = self._site(names, low, index)
+        own = {key: params[key] for key in at.name_of}
+        frozen = {name: of_all[at.index] for name, of_all in self.frozen.items() if name in at.names}
+        site = self._site(at.names, at.links.low, at.index)
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
-            held = self._with_codes(stack.name, number, own, site)
-            weights = {name_of[key]: one for key, one in held.items()}
-            return layer(
-                x_BLM,
-                shared.valid_BL,
-                {**weights, **frozen},
-                names,
-                stack,
-                self._architecture,
-                shared.rotation,
-                shared.mask,
-                links,
-                site,
-            )
+            held = self._with_codes(at.stack.name, at.number, own, site)
+            weights = {at.name_of[key]: one for key, one in held.items()}
+            params = {**weights, **frozen}
+            return layer(x_BLM, shared.valid_BL, params, at, self._architecture, shared.rotation, shared.mask, site)
 
-        policy = self._run_of(stack, index)
-        if self.gathering.split or policy.keeps_all_it_makes:
+        if self.gathering.split or at.policy.keeps_all_it_makes:
             return run(x_BLM)
-        if policy.keeps_nothing:
+        if at.policy.keeps_nothing:
             return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
-        return recomputed(run, policy, x_BLM)
+        return recomputed(run, at.policy, x_BLM)
 
-    def _run_of(self, stack: Stack, index: int) -> Run:
-        """What a layer keeps. ``index``: as in ``_layer``."""
-        return next(run for run in self._runs if run.stack == stack.name and index in run.layers)
+    def _layer_of(self, stack: Stack, number: int, index: int) -> LayerOfStage:
+        return LayerOfStage(
+            stack=stack,
+            number=number,
+            index=index,
+            names=self.plan.request.table.names_in(stack.name),
+            name_of={one.key: one.weight for one in self._of_layer(stack, number)},
+            links=replace(
+                self.links, low={name: one for name, one in self.links.low.items() if index < one.num_layers}
+            ),
+            policy=next(run for run in self._runs if run.stack == stack.name and index in run.layers),
+        )
 
     def _site(self, weights: Iterable[str], low: Mapping[str, LowPrecision], index: int | None) -> Site:
         """The site of the products with some weights: in a layer by its number among the stage's of its stack, or outside of layers."""

@@ -35,7 +35,7 @@ def sum_tied(model: Model) -> None:
             row = model.stages[first if is_first else last].plan.by_name[name]
             with moving(row.component, name):
                 transfers.send(own[0], other)
-            arrived = transfers.receive(own[0], own[0].device, other).wait()
+            arrived = transfers.receive(torch.empty_like(own[0]), other).wait()
             parts = [own[0], arrived] if is_first else [arrived, own[0]]
         total = parts[0] + parts[1]
         transfers.finish()

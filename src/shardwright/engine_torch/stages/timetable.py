@@ -14,7 +14,6 @@ import torch
 
 from shardwright.core.schedules.actions import Action
 from shardwright.engine_torch.experts.moe import MoeCounts
-from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.private import end_backward, forget_forward_order
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.lowering.gathering import Gathered
@@ -189,14 +188,8 @@ class _Step:
         self._send(action, to)
 
     def _arriving(self, number: int, source: int) -> Arriving:
-        like = self._like(self._model.stages[number], "meta")
-        return self._transfers.receive(like, self._model.ranks.device, self._model.table.rank_of(source))
-
-    def _like(self, stage: Stage, device: torch.device | str) -> torch.Tensor:
-        """Zeros of the shape of the residual stream."""
-        row, mesh = stage.plan.by_name["residual.stream"], stage.plan.mesh
-        shape = [size // mesh.size(dim.axes) for size, dim in zip(row.shape, row.in_use.dims, strict=True)]
-        return torch.zeros(shape, dtype=torch_dtype(row.dtype), device=device)
+        empty = self._model.stages[number].empty_residual()
+        return self._transfers.receive(empty, self._model.table.rank_of(source))
 
     def _arrived(self, here: dict[Place, Arriving], place: Place) -> torch.Tensor:
         """What has come for a stage. Of what a shared end needs, the ranks that do not have its stage have zeros."""
@@ -204,7 +197,7 @@ class _Step:
         if arriving is not None:
             return arriving.wait()
         assert place[0] == SHARED or self._without_ends, place
-        return self._like(self._model.stages[place[0]], self._model.ranks.device)
+        return self._model.stages[place[0]].empty_residual().zero_()
 
     @property
     def _without_ends(self) -> bool:

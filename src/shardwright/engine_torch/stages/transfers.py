@@ -44,9 +44,8 @@ class Transfers:
         assert work is not None
         self._sent.append((work, tensor))
 
-    def receive(self, like: torch.Tensor, device: torch.device, source: int) -> Arriving:
-        """Begin to receive a tensor of the shape and dtype of ``like``, on a device."""
-        tensor = torch.empty_like(like, device=device)
+    def receive(self, tensor: torch.Tensor, source: int) -> Arriving:
+        """Begin to receive into a tensor."""
         work = dist.irecv(tensor, group=self._peers.group, group_src=self._peers.order[source])
         assert work is not None
         return Arriving(tensor, work)

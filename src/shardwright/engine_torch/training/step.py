@@ -89,8 +89,8 @@ def _stage_axes(plan: Plan) -> tuple[str, ...]:
 
 
 def mean_of(gradient: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """A gradient summed over tokens, divided by their ``count`` (float32), in its own dtype."""
-    return (gradient.to(computed("mean", gradient.dtype)) / count).to(gradient.dtype)
+    """A gradient summed over tokens, divided by their ``count`` (float32), in its own dtype; in place, if that is the dtype of the mean."""
+    return gradient.to(computed("mean", gradient.dtype)).div_(count).to(gradient.dtype)
 
 
 class TrainStep(Protocol):
