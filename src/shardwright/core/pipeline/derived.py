@@ -69,21 +69,24 @@ def gathering_of_ends(request: Request) -> Gathering:
 
 
 class _Sizes(NamedTuple):
-    """Bytes of a microbatch on a stage, between its passes and during one; and of weights that stay gathered."""
+    """Bytes of a microbatch on a stage, between its passes, during one, and on the way to the next stage; and of weights that stay
+    gathered."""
 
     saved: int
     working: int
     gathered: int
+    output: int
 
     @classmethod
     def of(cls, plan: Plan, gathering: Gathering) -> _Sizes:
-        return cls(*microbatch_bytes(plan.request, plan.mesh, plan.tensors), gathered_bytes(plan, gathering))
+        output = plan.by_name["residual.stream"].bytes_per_device
+        return cls(*microbatch_bytes(plan.request, plan.mesh, plan.tensors), gathered_bytes(plan, gathering), output)
 
 
 def _planned(choice: Choice, number: int, units: Sequence[Unit], plan: Plan, sizes: _Sizes) -> PlannedStage:
     return PlannedStage(
         number=number,
-        rank=choice.table.rank_of(number),
+        rank=choice.computations.rank_of(number),
         stage=choice.stages[number],
         weights_bytes=plan.memory.weights_bytes,
         gradients_bytes=plan.memory.gradients_bytes,
@@ -94,7 +97,7 @@ def _planned(choice: Choice, number: int, units: Sequence[Unit], plan: Plan, siz
         saved_bytes=sizes.saved,
         working_bytes=sizes.working,
         gathered_bytes=sizes.gathered,
-        output_bytes=plan.by_name["residual.stream"].bytes_per_device,
+        output_bytes=sizes.output,
         work=work_of(units),
     )
 
@@ -283,10 +286,9 @@ def _of_tied(pipeline: Pipeline, plans: Sequence[Plan], rank: int) -> Iterator[P
 
 
 def _transfers(pipeline: Pipeline, rank: int) -> Iterator[PlannedCollective]:
-    kinds = [action.kind for action in pipeline.choice.table.actions[rank]]
     sends: Mapping[Phase, Kind] = {"forward": "send", "backward": "send_gradient"}
     for phase, kind in sends.items():
-        if number := kinds.count(kind):
+        if number := pipeline.choice.computations.sends(rank, kind):
             yield PlannedCollective(
                 component="residual",
                 phase=phase,

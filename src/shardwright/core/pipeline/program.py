@@ -105,7 +105,7 @@ def stage_program(plan: Plan) -> StageProgram | None:
     if pipeline is None or plan.request.engine != "jax":
         return None
     choice, microbatches = pipeline.choice, plan.request.microbatches
-    ticks = ticks_of(choice.table)
+    ticks = ticks_of(choice.computations)
     own = [stage.stage for stage in pipeline.of_rank(pipeline.slowest)]
     shared = shared_ends(plan.request, plan.mesh)
     stacks: list[StackRows] = []
@@ -157,7 +157,7 @@ def padded_stacks(table: ModelTable, choice: Choice) -> Mapping[str, PaddedStack
     """The arrays of each stack in the program, in the order of the layers."""
     stacked = {weight.stack: weight.first_layer for weight in table.weights if weight.stack is not None}
     return {
-        name: padded_stack(table, name, choice.stages, choice.ranks, choice.table.placement)
+        name: padded_stack(table, name, choice.stages, choice.ranks, choice.computations.placement)
         for name in sorted(stacked, key=lambda name: stacked[name])
     }
 

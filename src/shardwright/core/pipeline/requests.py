@@ -92,31 +92,38 @@ def ends_of_stages(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...
 
 def stage_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
     """The request of each stage: what it computes, as a model of its own, for one microbatch."""
-    return tuple(request_of(request, mesh, stage) for stage in choice.stages)
+    alone = _alone(request, mesh)
+    return tuple(_of_table(alone, stage_table(request.table, stage)) for stage in choice.stages)
 
 
 def request_of(request: Request, mesh: Mesh, stage: Stage) -> Request:
     """The request of one stage."""
-    return _alone(request, mesh, stage_table(request.table, stage))
+    return _of_table(_alone(request, mesh), stage_table(request.table, stage))
 
 
 def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
     """The same for what the devices of each stage hold on JAX: one program of all devices, in which arrays are equally large on all
     stages, and each device has both ends."""
     ends = ends_of_stages(request, stage_axes(request, mesh))
+    alone = _alone(request, mesh)
     first, further = (
-        _alone(request, mesh, program_table(request.table, choice.stages, ends=of_chunk)) for of_chunk in (ends, ())
+        _of_table(alone, program_table(request.table, choice.stages, ends=of_chunk)) for of_chunk in (ends, ())
     )
     return tuple(first if number < choice.ranks else further for number in range(choice.num_stages))
 
 
-def _alone(request: Request, mesh: Mesh, table: ModelTable) -> Request:
+def _of_table(alone: Request, table: ModelTable) -> Request:
+    """``alone`` for a part of its model."""
+    return replace(alone, table=table, precision=recipe_of(alone, table))
+
+
+def _alone(request: Request, mesh: Mesh) -> Request:
+    """The request without its stages, for one microbatch."""
     axes = stage_axes(request, mesh)
     kept = [axis for axis in mesh.names if axis not in axes]
     return replace(
         request,
         layout=_without(request.layout, axes),
-        table=table,
         batch=max(1, request.batch // request.microbatches),
         microbatches=1,
         mesh_sizes={axis: mesh.size(axis) for axis in kept},
@@ -125,7 +132,6 @@ def _alone(request: Request, mesh: Mesh, table: ModelTable) -> Request:
         stages=None,
         unit_costs=None,
         hops=AUTO,
-        precision=recipe_of(request, table),
         # On JAX a live microbatch keeps activations alone: its weights are those of all others.
         remat=gathering_again(request.remat) if request.engine == "jax" else request.remat,
         # A stage has a part of the slice, whose collectives the compiler keeps.

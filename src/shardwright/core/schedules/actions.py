@@ -98,6 +98,20 @@ class Table:
         """
         return rank_of(stage, self.ranks, self.placement)
 
+    def crosses(self, stage: int, kind: Kind) -> bool:
+        """Whether a stage has a ``send`` to the next stage, or a ``send_gradient`` to the one before: it is there, and on another rank.
+
+        >>> table = Table(ranks=2, virtual=2, microbatches=1, placement="v", actions=())
+        >>> [stage for stage in range(4) if table.crosses(stage, "send")]
+        [0, 2]
+        """
+        to = stage + (1 if kind == "send" else -1)
+        return 0 <= to < self.num_stages and self.rank_of(to) != self.rank_of(stage)
+
+    def sends(self, rank: int, kind: Kind) -> int:
+        """The transfers of a kind, ``send`` or ``send_gradient``, that a rank sends in a step."""
+        return self.microbatches * sum(self.crosses(stage, kind) for stage in self.stages_of(rank))
+
     def computed(self) -> Iterator[tuple[int, Action]]:
         """Each rank with its computations, in order."""
         for rank, actions in enumerate(self.actions):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 
-from shardwright.core.schedules.actions import COMPUTES, TOGETHER, Action, Kind, Table, ends
-from shardwright.core.schedules.clock import run
+from shardwright.core.schedules.actions import COMPUTES, TOGETHER, Action, Kind, Table, ends, needs
+from shardwright.core.schedules.clock import SENDS
 
 MOST_NAMED = 4
 
@@ -110,5 +110,76 @@ def _together(table: Table) -> Iterator[str]:
 
 
 def _stuck(table: Table) -> Iterator[str]:
-    for rank, action in run(table).stuck.items():
-        yield f"rank {rank} waits at {action} for ever"
+    """Each rank's first action that never runs: in vain it waits for what it needs."""
+    done: set[tuple[Kind, int, int | None]] = set()
+    sent: dict[tuple[int, int], deque[Action]] = {}
+    transfers = any(action.kind == "send" for actions in table.actions for action in actions)
+    position = [0] * table.ranks
+    met: set[Action] = set()
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(table.actions):
+            while position[rank] < len(actions):
+                action = actions[position[rank]]
+                if action.kind in TOGETHER and action not in met:
+                    if not _all_at(table, position, action):
+                        break
+                    met.add(action)
+                if not _ready(table, rank, action, done, sent, transfers=transfers):
+                    break
+                moved = True
+                position[rank] += 1
+                if action.kind in SENDS:
+                    to = table.rank_of(action.stage + (1 if action.kind == "send" else -1))
+                    sent.setdefault((rank, to), deque()).append(action)
+                done.update((kind, action.stage, action.microbatch) for kind in ends(action.kind))
+    for rank, (actions, begun) in enumerate(zip(table.actions, position, strict=True)):
+        if begun < len(actions):
+            yield f"rank {rank} waits at {actions[begun]} for ever"
+
+
+def _all_at(table: Table, position: Sequence[int], action: Action) -> bool:
+    return all(actions[at : at + 1] == [action] for actions, at in zip(table.actions, position, strict=True))
+
+
+def _ready(
+    table: Table,
+    rank: int,
+    action: Action,
+    done: set[tuple[Kind, int, int | None]],
+    sent: dict[tuple[int, int], deque[Action]],
+    *,
+    transfers: bool,
+) -> bool:
+    """Whether all that an action needs is there. A receive takes what was sent to it."""
+    stage, kind, number = action
+    if kind == "reduce":
+        return all(("weight_gradient", stage, one) in done for one in range(table.microbatches))
+    if kind in TOGETHER:
+        return True
+    if kind in ("receive", "receive_gradient"):
+        step: Kind = "send" if kind == "receive" else "send_gradient"
+        source = stage + (-1 if kind == "receive" else 1)
+        queue = sent.get((table.rank_of(source), rank))
+        # Between two ranks transfers arrive in the order in which they are sent.
+        if not queue or queue[0] != Action(source, step, number):
+            return False
+        queue.popleft()
+        return True
+    if kind in SENDS:
+        return ("forward" if kind == "send" else "input_gradient", stage, number) in done
+    needed = (
+        (what, of) if of == stage else _from_neighbour(table, rank, what, stage, of, transfers=transfers)
+        for what, of in needs(action, table.num_stages)
+    )
+    return all((what, of, number) in done for what, of in needed)
+
+
+def _from_neighbour(
+    table: Table, rank: int, kind: Kind, stage: int, neighbour: int, *, transfers: bool
+) -> tuple[Kind, int]:
+    """What brings a neighbour's output to a rank: its computation, or the receive of it."""
+    if not transfers or table.rank_of(neighbour) == rank:
+        return kind, neighbour
+    return ("receive" if kind == "forward" else "receive_gradient"), stage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -147,21 +147,28 @@ def _numbered(
 ) -> list[Action]:
     """The steps with their microbatches, without those of microbatches that there are not. ``latest_first``: backward passes
     begin with the latest microbatch."""
-    seen: Counter[tuple[str, int]] = Counter()
+    # How often each chunk had each letter. A backward pass is both halves, so that it counts as each.
+    forward, inputs, weights = ([0] * len(stages) for _ in range(3))
     waiting: deque[tuple[int, int]] = deque()
     found: list[Action] = []
     for letter, chunk in steps:
-        if chunk is None:
-            chunk, number = waiting.popleft()
+        if letter == "F":
+            assert chunk is not None
+            number = forward[chunk]
+            forward[chunk] += 1
+        elif letter == "W":
+            chunk, number = waiting.popleft() if chunk is None else (chunk, weights[chunk])
+            weights[chunk] += 1
+            if (chunk, number) in waiting:
+                waiting.remove((chunk, number))
         else:
-            # A backward pass is both halves, so that it counts as each.
-            number = seen["I" if letter == "B" else letter, chunk]
-        for counted in ("I", "W") if letter == "B" else (letter,):
-            seen[counted, chunk] += 1
-        if letter == "I":
-            waiting.append((chunk, number))
-        elif letter == "W" and (chunk, number) in waiting:
-            waiting.remove((chunk, number))
+            assert chunk is not None
+            number = inputs[chunk]
+            inputs[chunk] += 1
+            if letter == "I":
+                waiting.append((chunk, number))
+            else:
+                weights[chunk] += 1
         if number < microbatches:
             microbatch = microbatches - 1 - number if latest_first and letter == "B" else number
             found.append(Action(stages[chunk], KINDS[letter], microbatch))

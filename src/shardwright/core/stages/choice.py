@@ -64,15 +64,26 @@ class Choice:
         return stages_text([stage.letters for stage in self.stages])
 
     @property
+    def computations(self) -> Table:
+        """The computations of every rank."""
+        return computations(self.schedule, self.ranks, self.virtual, self.microbatches)
+
+    @property
     def table(self) -> Table:
-        """Every action of every rank, with transfers."""
+        """Every action of every rank, with transfers. It takes several times as long to make."""
         return timetable(self.schedule, self.ranks, self.virtual, self.microbatches)
+
+
+@lru_cache(maxsize=64)
+def computations(schedule: str, ranks: int, virtual: int, microbatches: int) -> Table:
+    """The table of a schedule that runs with these numbers, without transfers."""
+    return table_of(schedule, ranks, virtual, microbatches)
 
 
 @lru_cache(maxsize=64)
 def timetable(schedule: str, ranks: int, virtual: int, microbatches: int, shared: str = "") -> Table:
     """The table of a schedule that runs with these numbers, with transfers. ``shared``: the ends that all stages share, as letters."""
-    table = table_of(schedule, ranks, virtual, microbatches)
+    table = computations(schedule, ranks, virtual, microbatches)
     return with_transfers(table, embedding=EMBEDDING in shared, logits=LOGITS in shared)
 
 
@@ -136,7 +147,7 @@ def _shared_out(
     assert fastest is not None
     if limit_bytes is None or choice.virtual > 1:
         return fastest, "seconds"
-    live = run(choice.table).most_live
+    live = run(choice.computations).most_live
 
     def fits(stage: int, first: int, end: int) -> bool:
         own = costs[first:end]

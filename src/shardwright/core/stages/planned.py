@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardwright.core.layout.wording import percent
 from shardwright.core.schedules.actions import Action, Kind
-from shardwright.core.schedules.clock import Run, run
+from shardwright.core.schedules.clock import SENDS, Run, run
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
 from shardwright.core.stages.units import BACKWARD, Unit
@@ -117,11 +117,11 @@ class Pipeline:
         """The pipeline with its timetable run on a clock."""
 
         def lasts(action: Action) -> float:
-            if action.kind in ("send", "send_gradient"):
+            if action.kind in SENDS:
                 return send_seconds or 0.0
             return stages[action.stage].work.get(action.kind, 0.0)
 
-        on_clock = run(choice.table, lasts, lambda stage: stages[stage].saved_bytes)
+        on_clock = run(choice.computations, lasts, lambda stage: stages[stage].saved_bytes)
         return cls(axes=axes, choice=choice, stages=stages, run=on_clock, unit=unit, send_seconds=send_seconds)
 
     def of_rank(self, rank: int) -> tuple[PlannedStage, ...]:
@@ -171,7 +171,7 @@ class Pipeline:
 
     def sends(self, rank: int) -> int:
         """Transfers that a rank sends in a step."""
-        return sum(action.kind in ("send", "send_gradient") for action in self.choice.table.actions[rank])
+        return sum(self.choice.computations.sends(rank, kind) for kind in SENDS)
 
     def to_json(self) -> dict[str, object]:
         choice = self.choice
@@ -180,7 +180,7 @@ class Pipeline:
             "ranks": choice.ranks,
             "virtual": choice.virtual,
             "schedule": choice.schedule,
-            "placement": choice.table.placement,
+            "placement": choice.computations.placement,
             "stages_text": choice.text,
             "shared_out_by": choice.by,
             "unit": self.unit,

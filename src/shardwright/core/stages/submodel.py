@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.model.table import Activation, ModelTable, Weight
@@ -12,9 +13,29 @@ from shardwright.core.stages.padded import layers_of
 from shardwright.core.stages.units import Letter
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """A table by its identity: to compare two takes as long as to make one."""
+
+    table: ModelTable
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.table is other.table
+
+    def __hash__(self) -> int:
+        return id(self.table)
+
+
 def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
     """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model and in their
     stack, which is why ``num_layers`` is still the model's."""
+    return _stage_table(_Same(table), stage)
+
+
+@lru_cache(maxsize=1024)
+def _stage_table(same: _Same, stage: Stage) -> ModelTable:
+    """Made once: a plan is followed by those of the fixes that are tried, most of them with the same stages."""
+    table = same.table
     weights = tuple(_weights(table, stage))
     stacks = {w.stack: w.num for w in weights if w.stack is not None}
     activations = tuple(_activations(table, stage, stacks))
