@@ -36,10 +36,16 @@ def make_plan(request: Request) -> Plan:
     Raises FindingsError where there can be no plan: the mesh sizes are not valid; InputError for a policy of recomputation with names or
     layers that the model does not have.
     """
+    plan = draft_plan(request)
+    return replace(plan, findings=plan.findings + check(plan, _tried))
+
+
+def draft_plan(request: Request) -> Plan:
+    """The plan without the findings that need a complete plan, most of whose time is that of the fixes that are tried. Raises as
+    ``make_plan``."""
     check_policy(request.table, request.remat)
-    check_mesh(request, resolve)
-    plan = resolve(request)
-    return replace(plan, findings=plan.findings + check(plan, resolve))
+    check_mesh(request, _tried)
+    return resolve(request)
 
 
 def routed_evenly(plan: Plan) -> Plan:
@@ -53,8 +59,13 @@ def routed_evenly(plan: Plan) -> Plan:
     return plan if even.memory == plan.memory else even
 
 
-def resolve(request: Request) -> Plan:
-    """The plan without the checks that need a complete plan."""
+def _tried(request: Request) -> Plan:
+    """The plan of a fix that is tried: whether it is one does not depend on collectives, whose bytes take half of the time."""
+    return resolve(request, collectives=False)
+
+
+def resolve(request: Request, *, collectives: bool = True) -> Plan:
+    """The plan without the checks that need a complete plan. ``collectives``: with them."""
     mesh, notes = resolve_mesh(request)
     layout, choices = choose_moe_move(request, mesh)
     request = replace(request, layout=layout)
@@ -72,7 +83,7 @@ def resolve(request: Request) -> Plan:
         sizes=sizes,
         tensors=tensors,
         # In stages they are those of the slowest rank, and follow from the plans of stages.
-        collectives=() if staged else step_collectives(request, mesh, tensors, quantized),
+        collectives=() if staged or not collectives else step_collectives(request, mesh, tensors, quantized),
         memory=replace(
             estimate_memory(request, mesh, tensors),
             amax_history_bytes=history_bytes(request, mesh, quantized),
@@ -82,7 +93,7 @@ def resolve(request: Request) -> Plan:
         findings=notes,
         quantized=quantized,
     )
-    return _with_stages(plan, choice) if choice is not None and staged else plan
+    return _with_stages(plan, choice, collectives=collectives) if choice is not None and staged else plan
 
 
 def _resting(tensors: Iterable[TensorPlan], quantized: Iterable[QuantizedWeight], mesh: Mesh) -> tuple[TensorPlan, ...]:
@@ -91,19 +102,19 @@ def _resting(tensors: Iterable[TensorPlan], quantized: Iterable[QuantizedWeight]
     return tuple(replace(row, bytes_per_device=resting[row.name]) if row.name in resting else row for row in tensors)
 
 
-def _with_stages(plan: Plan, choice: Choice) -> Plan:
+def _with_stages(plan: Plan, choice: Choice, *, collectives: bool) -> Plan:
     """The plan with its pipeline. ``choice``: its stages, which can be made."""
     request, mesh = plan.request, plan.mesh
     planned: dict[object, Plan] = {}
-    plans = [_resolved_once(own, planned) for own in stage_requests(request, mesh, choice)]
+    plans = [_resolved_once(own, planned, collectives=collectives) for own in stage_requests(request, mesh, choice)]
     # PyTorch's ranks hold their stages.
     held = (
         plans
         if request.engine == "torch"
-        else [_resolved_once(own, planned) for own in held_requests(request, mesh, choice)]
+        else [_resolved_once(own, planned, collectives=collectives) for own in held_requests(request, mesh, choice)]
     )
     of_ends = ends_request(request, mesh)
-    ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends))
+    ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends, collectives=collectives))
     program = held[0] if request.engine == "jax" else None
     pipeline = planned_pipeline(request, mesh, choice, held, ends)
     tensors = with_sums_of_ends(request, mesh, plan.tensors, ends)
@@ -118,11 +129,13 @@ def _with_stages(plan: Plan, choice: Choice) -> Plan:
         ends_plan=ends,
         program=program,
         memory=memory_of(pipeline, pipeline.fullest, ends),
-        collectives=collectives_of(request, mesh, pipeline, plans, weights, ends, program, quantized),
+        collectives=collectives_of(request, mesh, pipeline, plans, weights, ends, program, quantized)
+        if collectives
+        else (),
     )
 
 
-def _resolved_once(request: Request, planned: dict[object, Plan]) -> Plan:
+def _resolved_once(request: Request, planned: dict[object, Plan], *, collectives: bool) -> Plan:
     """The plan of a stage. Most have equal rows: only the numbers of their layers differ, on which no more depends than how many of them
     are quantized."""
     table, recipe = request.table, request.precision
@@ -131,7 +144,7 @@ def _resolved_once(request: Request, planned: dict[object, Plan]) -> Plan:
         for weight in table.weights
     )
     if rows not in planned:
-        planned[rows] = resolve(request)
+        planned[rows] = resolve(request, collectives=collectives)
     return replace(planned[rows], request=request)
 
 

@@ -13,5 +13,6 @@ wording.py   seconds and rates as findings write them
 
 from shardwright.cost.hardware.machine import Machine, read_machine
 from shardwright.cost.price import price
+from shardwright.cost.stages import with_unit_costs
 
-__all__ = ["Machine", "price", "read_machine"]
+__all__ = ["Machine", "price", "read_machine", "with_unit_costs"]

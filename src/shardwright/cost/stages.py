@@ -13,13 +13,25 @@ from shardwright.core.pipeline.derived import gathered_bytes, gathering_in
 from shardwright.core.pipeline.requests import chosen_stages, request_of
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.plan import Plan
-from shardwright.core.planning import make_plan, resolve
+from shardwright.core.planning import draft_plan, make_plan, resolve
 from shardwright.core.quantization.products import quantized_layers
+from shardwright.core.resolution.request import Request
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.gathering import Gathering
 from shardwright.core.stages.units import Unit, UnitCost
-from shardwright.cost.hardware.links import MeshMapping
+from shardwright.cost.hardware.links import MeshMapping, map_mesh
+from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.steps.pipeline import stage_seconds
+
+
+def with_unit_costs(request: Request, machine: Machine) -> Request:
+    """The request with the seconds and bytes of its units, so that its first plan has the stages that ``assign_by_time`` gives. Unchanged
+    where that gives none. Raises as ``make_plan``."""
+    has_stages = any("stage" in entry.roles.values() for entry in request.layout.entries.values())
+    if machine.numbers is None or request.stages is not None or not has_stages:
+        return request
+    plan = draft_plan(request)
+    return request if plan.pipeline is None else replace(request, unit_costs=_costs(plan, map_mesh(plan.mesh, machine)))
 
 
 def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
@@ -28,11 +40,10 @@ def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
     pipeline = plan.pipeline
     if pipeline is None or plan.request.stages is not None:
         return plan
-    costs = tuple(_costs(plan, mapping))
-    known = tuple(cost for cost in costs if cost is not None)
-    if len(known) < len(costs):
+    costs = _costs(plan, mapping)
+    if costs is None:
         return plan
-    request = replace(plan.request, unit_costs=known)
+    request = replace(plan.request, unit_costs=costs)
     choice = chosen_stages(request, plan.mesh)
     assert choice is not None
     if choice.stages != pipeline.choice.stages:
@@ -40,7 +51,14 @@ def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
     return replace(plan, request=request, pipeline=replace(pipeline, choice=choice))
 
 
-def _costs(plan: Plan, mapping: MeshMapping) -> Iterator[UnitCost | None]:
+def _costs(plan: Plan, mapping: MeshMapping) -> tuple[UnitCost, ...] | None:
+    """Of each unit; None if a collective has no time."""
+    costs = tuple(_each_cost(plan, mapping))
+    known = tuple(cost for cost in costs if cost is not None)
+    return known if len(known) == len(costs) else None
+
+
+def _each_cost(plan: Plan, mapping: MeshMapping) -> Iterator[UnitCost | None]:
     assert plan.pipeline is not None
     gathering = gathering_in(plan.request, plan.pipeline.choice)
     known: dict[object, UnitCost | None] = {}

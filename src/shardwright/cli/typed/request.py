@@ -97,12 +97,11 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
 
 def planned(typed: TypedRequest) -> Plan:
     """The plan of a request, with times where chips are given. Raises FindingsError where there can be no plan."""
-    plan = make_plan(typed.request)
     if typed.machine is None:
-        return plan
-    from shardwright.cost import price
+        return make_plan(typed.request)
+    from shardwright.cost import price, with_unit_costs
 
-    return price(plan, typed.machine)
+    return price(make_plan(with_unit_costs(typed.request, typed.machine)), typed.machine)
 
 
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:
