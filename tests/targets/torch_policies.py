@@ -111,7 +111,8 @@ makes a dry run of each ([compile.md](compile.md#pytorch)). GB of one rank, with
 {len(errors)} of {len(planned_bytes)} steps are run: {mean(sizes):.1%} off in the mean, {max(sizes):.1%} at worst.
 
 One miss has changed the program and no prediction: `llama3-1b` under `fsdp-tp` with `none` held 34.99 GB, 18.2% more than planned, since
-each product copied its gathered input and kept the copy. Now it is put in order once, and the step holds what the table says.
+each product copied its gathered input and kept the copy. Now it is put in order once, and the step holds what the table says. Later the
+mask that each layer kept under `none` became one of all layers, in the program and in the rule: both columns are of that program.
 
 ## What is counted
 
@@ -127,8 +128,8 @@ largest of these, beside weights and what the optimizer keeps:
 | the embedding's backward pass | none | all | its gradient in float32 and rounded, the cotangents of its rows in both dtypes; gathered weights of both ends, the gradient of the projection |
 | the gradients of both ends are reduced | none | all | these gradients as they were made, and in the dtype of the reduction |
 
-With microbatches all gradients are there at each moment. Under `none` the kernels of attention keep their mask in the computation's dtype
-in each layer.
+With microbatches all gradients are there at each moment. Under `none` the kernels of attention keep their mask in the computation's dtype,
+once for all layers.
 
 ## Step by step
 

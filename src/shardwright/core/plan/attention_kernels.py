@@ -217,7 +217,7 @@ def sums_of_scores(request: Request, row: TensorPlan) -> int:
 
 
 def mask_bytes(request: Request, mesh: Mesh, rows: Mapping[str, TensorPlan]) -> int:
-    """What PyTorch's kernels of attention keep besides: which queries attend to which keys, in numbers of the computation's dtype."""
+    """What PyTorch's kernels of attention keep besides, once for all layers: which queries attend to which keys, in the computation's dtype."""
     if request.engine != "torch" or made_again_with_others(request, mesh):
         return 0
     queries, keys = rows["attention.q_positions"], rows["attention.kv_positions"]

@@ -359,10 +359,10 @@ def saved_by_layers(
     """What the forward pass of all layers saves for the backward pass of one microbatch: on the device, or on the host."""
     rows = {tensor.name: tensor for tensor in tensors}
     like = {one.output: one.like for one in request.table.operations}
-    saved = 0
+    # One for all layers, if there is one that keeps it.
+    has_mask = where == "saved" and "attention.attended" in rows and any(run.keeps_all_it_makes for run in runs)
+    saved = mask_bytes(request, mesh, rows) if has_mask else 0
     for run in runs:
-        if where == "saved" and run.keeps_all_it_makes and (row := rows.get("attention.attended")) is not None:
-            saved += mask_bytes(request, mesh, rows) * _share(request, mesh, run, row)
         for name in getattr(run, where):
             if (row := rows.get(like.get(name) or name)) is not None:
                 size = row.bytes_per_device if where == "hosted" else _padded_bytes(request, row)

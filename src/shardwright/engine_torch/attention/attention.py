@@ -24,11 +24,17 @@ from shardwright.models.parts.architecture import Architecture, GroupedQueryAtte
 
 
 def mask_of(
-    positions_BL: torch.Tensor, segments_BL: torch.Tensor, architecture: Architecture, links: Links
+    positions_BL: torch.Tensor,
+    segments_BL: torch.Tensor,
+    architecture: Architecture,
+    links: Links,
+    kept_as: torch.dtype | None,
 ) -> tuple[Angles, AttentionMask]:
-    """The rotary angles and the attention mask, which are made once a step for all layers.
+    """The rotary angles and the attention mask, which are made once for all layers of a microbatch.
 
     ``positions_BL``: within a document; ``segments_BL``: the number of the document. Both are sharded as the input.
+    ``kept_as``: the dtype of the attention's operands, where layers keep what it adds to scores; None: none does, and each makes it
+    for as long as it needs it.
     """
     positions_BL = links.move("input.positions", "attention.positions", positions_BL)
     segments_BL = links.move("input.segments", "attention.segments", segments_BL)
@@ -38,6 +44,8 @@ def mask_of(
         kv_positions_BS=links.move("attention.positions", "attention.kv_positions", positions_BL),
         kv_segments_BS=links.move("attention.segments", "attention.kv_segments", segments_BL),
     )
+    if kept_as is not None and links.attention.ring.group is None:
+        mask = mask._replace(added_B1TS=mask.added(kept_as))
     return angles(architecture.rope, architecture.attention.rotary_dim, positions_BL), mask
 
 

@@ -18,17 +18,25 @@ MASKED_SCORE = torch.finfo(torch.float32).min
 
 
 class AttentionMask(NamedTuple):
-    """Which keys a query attends to: those of its own document (segment) that are not later than itself."""
+    """Which keys a query attends to: those of its own document (segment) that are not later than itself. ``added_B1TS``: as ``added`` makes it,
+    where all layers have the same."""
 
     positions_BT: torch.Tensor
     segments_BT: torch.Tensor
     kv_positions_BS: torch.Tensor
     kv_segments_BS: torch.Tensor
+    added_B1TS: torch.Tensor | None = None
 
     def visible(self) -> torch.Tensor:
         """Whether a query attends to a key, BTS."""
         same_BTS = self.segments_BT[:, :, None] == self.kv_segments_BS[:, None, :]
         return same_BTS & (self.positions_BT[:, :, None] >= self.kv_positions_BS[:, None, :])
+
+    def added(self, dtype: torch.dtype) -> torch.Tensor:
+        """What is added to the scores in an attention of this dtype, B1TS: 0, or minus infinity. Of a mask of truth values, each attention
+        would make and keep one of its own."""
+        visible_BTS = self.visible()
+        return torch.zeros_like(visible_BTS, dtype=dtype).masked_fill_(~visible_BTS, -torch.inf)[:, None]
 
 
 class OnlineSoftmax(NamedTuple):
@@ -46,7 +54,7 @@ def attend(
     q_BTHD: torch.Tensor, k_BSKD: torch.Tensor, v_BSKE: torch.Tensor, mask: AttentionMask, scale: float
 ) -> torch.Tensor:
     """Softmax attention, BTHE. Queries of head ``h`` attend to KV head ``h // (H / K)``, and each at least to its own key."""
-    mask_B1TS = mask.visible()[:, None]
+    mask_B1TS = mask.added(q_BTHD.dtype) if mask.added_B1TS is None else mask.added_B1TS
     q_BHTD, k_BKSD, v_BKSE = (x.transpose(1, 2) for x in (q_BTHD, k_BSKD, v_BSKE))
     out_BHTE = functional.scaled_dot_product_attention(
         q_BHTD, k_BKSD, v_BKSE, attn_mask=mask_B1TS, scale=scale, enable_gqa=q_BHTD.shape[1] != k_BKSD.shape[1]

@@ -1,8 +1,8 @@
 """Attention in a dry run: by the kernel that a GPU runs, where a CPU has none for its shapes.
 
 Without a kernel PyTorch materialises the scores of all queries and keys. On a CPU that is so where values are narrower than keys, as
-those of DeepSeek's latent are; on a GPU such attention with a mask is the memory-efficient kernel. It holds the mask in numbers, its output, and
-one float32 number for each query and head.
+those of DeepSeek's latent are; on a GPU such attention with a mask is the memory-efficient kernel. It holds the mask, its output, and one float32
+number for each query and head.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ def kernels_of_a_gpu() -> Iterator[None]:
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **given: Any) -> torch.Tensor:
         if v.shape[-1] == k.shape[-1]:
             return plain(q, k, v, **given)
-        mask = given["attn_mask"]
-        added = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(~mask, float("-inf"))
-        of_heads = added.expand(-1, q.shape[1], -1, -1)
+        of_heads = given["attn_mask"].expand(-1, q.shape[1], -1, -1)
         kernel = torch.ops.aten._scaled_dot_product_efficient_attention
         return kernel(q, k, v, of_heads, True, scale=given["scale"])[0]
 

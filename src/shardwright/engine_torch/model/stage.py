@@ -297,7 +297,9 @@ class Stage:
         """Each layer, with what it needs of a microbatch besides the residual stream."""
         if not any(self._layers.values()):
             return
-        rotation, mask = mask_of(batch["positions"], batch["segments"], self._architecture, self.links)
+        kept = any(run.keeps_all_it_makes for run in self._runs)
+        dtype = torch_dtype(self.plan.request.dtype) if kept else None
+        rotation, mask = mask_of(batch["positions"], batch["segments"], self._architecture, self.links, dtype)
         with_experts = any(stack.experts and self._layers[stack.name] for stack in self._architecture.stacks)
         valid_BL = valid_tokens(batch["segments"], self.links) if with_experts else None
         shared = Shared(rotation=rotation, mask=mask, valid_BL=valid_BL)
