@@ -8,6 +8,8 @@ from dataclasses import replace
 import pytest
 
 import shardwright as sw
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import planned, typed_request
 from shardwright.core.plan.plan import Plan
 from shardwright.core.stages.choice import choose
 from shardwright.core.stages.units import UnitCost, units_of
@@ -117,3 +119,29 @@ def test_findings_say_the_bubble_by_seconds():
     assert plan.pipeline.idle_text in pays.found
     assert plan.pipeline.idle_text.endswith("by their seconds")
     assert "by their flops" not in "".join(one.found + one.cost for one in plan.findings)
+
+
+def test_a_fix_is_tried_with_what_units_cost_under_it(tmp_path):
+    """Under `full` other stages are the fastest, and these need more memory than those that the costs under `none` would give."""
+    small = tmp_path / "small.toml"
+    small.write_text(
+        'kind = "h100"\n[numbers]\nusable_bytes = { value = 212000000, source = "a test", date = "2026-11-20" }\n'
+    )
+    options = PlanOptions(
+        set=(("embed=512", "num_layers=9", "vocab=16000", "mlp=2048"),),
+        mesh="stage=2,data=1,fsdp=8",
+        engine="torch",
+        dtype="bfloat16",
+        batch=256,
+        microbatches=16,
+        schedule="gpipe",
+        length=256,
+        chips=f"h100:2x8+{small}",
+    )
+    found, after = (
+        planned(typed_request("llama3-test", "pp", replace(options, remat=one))) for one in ("none", "full")
+    )
+    fixes, left = ([one.fix for one in plan.findings if one.code == "SW312"] for plan in (found, after))
+    assert len(fixes) == 1
+    assert left, "the limit is between the two"
+    assert fixes != ["--remat full"]

@@ -62,3 +62,11 @@ def test_each_half_of_a_split_backward_pass_makes_its_own_gradient(monkeypatch: 
         (found,) = torch.autograd.grad(total, one, retain_graph=True)
         torch.testing.assert_close(found, needed, rtol=0, atol=0)
         assert made_now == [name]
+
+
+def test_its_backward_pass_is_one_graph_whatever_the_strides_are() -> None:
+    """A GPU has it as a kernel of ``torch.compile``, which takes no result in an array that is not contiguous."""
+    x, cotangent = torch.randn(8, 4).T, torch.randn(8, 4).T
+    scale, factor = torch.randn(8), torch.rand(4, 1) + 1
+    compiled = torch.compile(norm._of_input, backend="eager", fullgraph=True, dynamic=True)
+    assert torch.equal(compiled(cotangent, x, scale, factor), norm._of_input(cotangent, x, scale, factor))

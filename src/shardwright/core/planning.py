@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.checks import check, check_mesh
@@ -30,22 +30,26 @@ from shardwright.core.resolution.update import resolve_update
 from shardwright.core.stages.choice import Choice
 
 
-def make_plan(request: Request) -> Plan:
+def _as_it_is(request: Request) -> Request:
+    return request
+
+
+def make_plan(request: Request, costed: Callable[[Request], Request] = _as_it_is) -> Plan:
     """The plan of a request, with every finding. A fix is planned and checked before it is printed.
 
-    Raises FindingsError where there can be no plan: the mesh sizes are not valid; InputError for a policy of recomputation with names or
-    layers that the model does not have.
+    ``costed``: adds to a request what its units cost on a machine (``cost/stages.py``); also to that of each fix, in which they cost
+    something else. Raises FindingsError where there can be no plan: the mesh sizes are not valid; InputError for a policy of recomputation
+    with names or layers that the model does not have.
     """
-    plan = draft_plan(request)
-    return replace(plan, findings=plan.findings + check(plan, _tried))
 
+    def tried(changed: Request) -> Plan:
+        # Whether it is a fix does not depend on collectives, whose bytes take half of the time.
+        return resolve(costed(changed), collectives=False)
 
-def draft_plan(request: Request) -> Plan:
-    """The plan without the findings that need a complete plan, most of whose time is that of the fixes that are tried. Raises as
-    ``make_plan``."""
     check_policy(request.table, request.remat)
-    check_mesh(request, _tried)
-    return resolve(request)
+    check_mesh(request, tried)
+    plan = resolve(costed(request))
+    return replace(plan, findings=plan.findings + check(plan, tried))
 
 
 def routed_evenly(plan: Plan) -> Plan:
@@ -57,11 +61,6 @@ def routed_evenly(plan: Plan) -> Plan:
     stages = None if pipeline is None else pipeline.choice.text
     even = resolve(replace(request, expert_buffer=1.0, stages=stages))
     return plan if even.memory == plan.memory else even
-
-
-def _tried(request: Request) -> Plan:
-    """The plan of a fix that is tried: whether it is one does not depend on collectives, whose bytes take half of the time."""
-    return resolve(request, collectives=False)
 
 
 def resolve(request: Request, *, collectives: bool = True) -> Plan:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
+from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.pipeline.derived import gathered_bytes, gathering_in
 from shardwright.core.pipeline.requests import chosen_stages, request_of
 from shardwright.core.plan.memory import microbatch_bytes
+from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan
-from shardwright.core.planning import draft_plan, make_plan, resolve
+from shardwright.core.planning import make_plan, resolve
 from shardwright.core.quantization.products import quantized_layers
+from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.request import Request
 from shardwright.core.stages.assignment import Stage
+from shardwright.core.stages.choice import Choice
 from shardwright.core.stages.gathering import Gathering
 from shardwright.core.stages.units import Unit, UnitCost
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
@@ -26,12 +31,17 @@ from shardwright.cost.steps.pipeline import stage_seconds
 
 def with_unit_costs(request: Request, machine: Machine) -> Request:
     """The request with the seconds and bytes of its units, so that its first plan has the stages that ``assign_by_time`` gives. Unchanged
-    where that gives none. Raises as ``make_plan``."""
+    where that gives none, and on other devices than the machine's. Raises FindingsError where there is no mesh."""
     has_stages = any("stage" in entry.roles.values() for entry in request.layout.entries.values())
     if machine.numbers is None or request.stages is not None or not has_stages:
         return request
-    plan = draft_plan(request)
-    return request if plan.pipeline is None else replace(request, unit_costs=_costs(plan, map_mesh(plan.mesh, machine)))
+    mesh, _ = resolve_mesh(request)
+    layout, _ = choose_moe_move(request, mesh)
+    moved = replace(request, layout=layout, unit_costs=None)
+    choice = chosen_stages(moved, mesh)
+    if choice is None or choice.faults or mesh.num_devices != machine.num_devices:
+        return request
+    return replace(request, unit_costs=_costs(moved, mesh, choice, map_mesh(mesh, machine)))
 
 
 def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
@@ -40,38 +50,36 @@ def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
     pipeline = plan.pipeline
     if pipeline is None or plan.request.stages is not None:
         return plan
-    costs = _costs(plan, mapping)
+    costs = _costs(plan.request, plan.mesh, pipeline.choice, mapping)
     if costs is None:
         return plan
     request = replace(plan.request, unit_costs=costs)
     choice = chosen_stages(request, plan.mesh)
     assert choice is not None
     if choice.stages != pipeline.choice.stages:
-        return make_plan(request)
+        return make_plan(request, partial(with_unit_costs, machine=mapping.machine))
     return replace(plan, request=request, pipeline=replace(pipeline, choice=choice))
 
 
-def _costs(plan: Plan, mapping: MeshMapping) -> tuple[UnitCost, ...] | None:
+def _costs(request: Request, mesh: Mesh, choice: Choice, mapping: MeshMapping) -> tuple[UnitCost, ...] | None:
     """Of each unit; None if a collective has no time."""
-    costs = tuple(_each_cost(plan, mapping))
+    costs = tuple(_each_cost(request, mesh, choice, mapping))
     known = tuple(cost for cost in costs if cost is not None)
     return known if len(known) == len(costs) else None
 
 
-def _each_cost(plan: Plan, mapping: MeshMapping) -> Iterator[UnitCost | None]:
-    assert plan.pipeline is not None
-    gathering = gathering_in(plan.request, plan.pipeline.choice)
+def _each_cost(request: Request, mesh: Mesh, choice: Choice, mapping: MeshMapping) -> Iterator[UnitCost | None]:
+    gathering = gathering_in(request, choice)
     known: dict[object, UnitCost | None] = {}
-    for unit in plan.pipeline.choice.units:
-        request = request_of(plan.request, plan.mesh, _alone(unit))
-        weights, recipe = request.table.weights, request.precision
+    for unit in choice.units:
+        own = request_of(request, mesh, _alone(unit))
+        weights, recipe = own.table.weights, own.precision
         # Layers with the same weights are alike, if as many of those are quantized.
         kind = tuple(
-            (weight.name, 0 if recipe is None else quantized_layers(weight, recipe, request.table))
-            for weight in weights
+            (weight.name, 0 if recipe is None else quantized_layers(weight, recipe, own.table)) for weight in weights
         )
         if kind not in known:
-            known[kind] = _cost(resolve(request), mapping, gathering, plan.request.microbatches)
+            known[kind] = _cost(resolve(own), mapping, gathering, request.microbatches)
         yield known[kind]
 
 

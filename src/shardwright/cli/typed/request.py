@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from math import prod
 from typing import TYPE_CHECKING
@@ -101,7 +102,7 @@ def planned(typed: TypedRequest) -> Plan:
         return make_plan(typed.request)
     from shardwright.cost import price, with_unit_costs
 
-    return price(make_plan(with_unit_costs(typed.request, typed.machine)), typed.machine)
+    return price(make_plan(typed.request, partial(with_unit_costs, machine=typed.machine)), typed.machine)
 
 
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:

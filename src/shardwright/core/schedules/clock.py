@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import fsum
+from operator import mul
 
 from shardwright.core.schedules.actions import COMPUTES, Action, Kind, Table
 
@@ -67,7 +68,7 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
     sent: list[Alike] = [(stage, kind) for stage in stages for kind in SENDS if table.crosses(stage, kind)]
     lasting = {of: seconds(Action(*of)) for of in (*(of for counts in counted for of in counts), *sent)}
     weights = [held(stage) for stage in stages]
-    live = [_heaviest(states, weights) for states in held_by_rank]
+    live = [_heaviest(states, table.stages_of(rank), weights) for rank, states in enumerate(held_by_rank)]
     return Run(
         table=table,
         lasting=lasting,
@@ -151,34 +152,41 @@ def _last_end(same: _Same, lasting: Sequence[tuple[Alike, float]]) -> float:
     return max(clock)
 
 
-State = tuple[tuple[int, int], ...]
-"""The live microbatches of a rank, by stage."""
+State = tuple[int, ...]
+"""The live microbatches of each stage of a rank."""
 
 
 @lru_cache(maxsize=8)
 def _held(same: _Same) -> Sequence[Sequence[State]]:
-    """For each rank, the different numbers of microbatches that it holds after a forward pass, in their order."""
+    """For each rank, the different states in which one of its forward passes is followed by the end of another microbatch: in between it
+    only holds more."""
     table = same.table
     found: list[Sequence[State]] = []
     for rank, actions in enumerate(table.actions):
-        own = table.stages_of(rank)
-        live = dict.fromkeys(own, 0)
-        states: dict[tuple[int, ...], None] = {}
+        live = dict.fromkeys(table.stages_of(rank), 0)
+        states: dict[State, None] = {}
+        grown = False
         for stage, kind, _ in actions:
             if kind == "forward":
                 live[stage] += 1
-                states[(*live.values(),)] = None
+                grown = True
             elif kind in ("backward", "weight_gradient"):
+                if grown:
+                    states[(*live.values(),)] = None
+                    grown = False
                 live[stage] -= 1
-        found.append([tuple(zip(own, state, strict=True)) for state in states])
+        if grown:
+            states[(*live.values(),)] = None
+        found.append([*states])
     return found
 
 
-def _heaviest(states: Sequence[State], weights: Sequence[float]) -> Mapping[int, int]:
-    """The state that weighs the most, the first of equal ones."""
+def _heaviest(states: Sequence[State], own: Sequence[int], weights: Sequence[float]) -> Mapping[int, int]:
+    """The state that weighs the most, the first of equal ones, by the stages of ``own``."""
+    weight_of = [weights[stage] for stage in own]
     most, at_most = 0.0, ()
     for state in states:
-        weight = sum(weights[stage] * number for stage, number in state)
+        weight = sum(map(mul, weight_of, state))
         if weight > most:
             most, at_most = weight, state
-    return dict(at_most)
+    return dict(zip(own, at_most, strict=False))

@@ -48,11 +48,10 @@ def _normed(
 def _of_input(cotangent: torch.Tensor, x: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     of_normed = cotangent.to(factor.dtype) * scale.to(factor.dtype)
     wide = x.to(factor.dtype)
-    each = of_normed * wide
-    of_square = each.sum(dim=-1, keepdim=True) * (-0.5 * factor.pow(3)) / x.shape[-1]
-    return of_normed.mul_(factor).add_(torch.mul(wide, 2 * of_square, out=each)).to(x.dtype)
+    of_square = (of_normed * wide).sum(dim=-1, keepdim=True) * (-0.5 * factor.pow(3)) / x.shape[-1]
+    return of_normed.mul_(factor).add_(wide * (2 * of_square)).to(x.dtype)
 
 
 def _of_scale(cotangent: torch.Tensor, x: torch.Tensor, factor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    each = (x.to(factor.dtype) * factor).mul_(cotangent.to(factor.dtype))
+    each = cotangent.to(factor.dtype) * (x.to(factor.dtype) * factor)
     return each.flatten(0, -2).sum(dim=0).to(dtype)
