@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.published.planned import machine_of, published_seconds, typed
 from benchmarks.published.steps import Published, published
+from shardwright.core.layout.wording import count
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
@@ -123,7 +124,7 @@ def _flags(stored: Mapping[str, Any]) -> Iterator[str]:
 def _left(stored: Mapping[str, Any]) -> Iterator[str]:
     left = [name for name, _ in cases() if name not in stored]
     if left:
-        yield f"Not compiled yet, {len(left)} cases: {', '.join(left)}. A program of 671B takes eight to thirty minutes and 5 to 8 GB of memory to compile.\n"
+        yield f"Not compiled yet, {count(len(left), 'case')}: {', '.join(left)}. A program of 671B takes eight to thirty minutes and 5 to 8 GB of memory to compile.\n"
 
 
 def _measured(found: Mapping[str, Any]) -> object:
