@@ -208,15 +208,6 @@ MORE = (
 OF_ONE_GRAPH = (
     Staged(model=MIXTRAL, mesh="stage=2,fsdp=2", microbatches=4, schedule="zero-bubble", remat="none"),
     Staged(
-        model=MIXTRAL,
-        mesh="stage=2,fsdp=1,expert=2",
-        microbatches=4,
-        schedule="zbv",
-        stages="E|t|t|L",
-        inside="ep-as-cp",
-        remat="none",
-    ),
-    Staged(
         model=DEEPSEEK3,
         mesh="stage=2,fsdp=1,expert=2",
         microbatches=4,

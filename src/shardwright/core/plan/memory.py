@@ -16,7 +16,7 @@ from shardwright.core.plan.attention_kernels import made_again_with_others, mask
 from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.plan.plan import Memory, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import weight_reshardings, weight_update
-from shardwright.core.policies.runs import Run, runs_of
+from shardwright.core.policies.runs import Run, keep_a_mask, runs_of
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import expert_axes
@@ -359,8 +359,7 @@ def saved_by_layers(
     """What the forward pass of all layers saves for the backward pass of one microbatch: on the device, or on the host."""
     rows = {tensor.name: tensor for tensor in tensors}
     like = {one.output: one.like for one in request.table.operations}
-    # One for all layers, if there is one that keeps it.
-    has_mask = where == "saved" and "attention.attended" in rows and any(run.keeps_all_it_makes for run in runs)
+    has_mask = where == "saved" and "attention.attended" in rows and keep_a_mask(runs)
     saved = mask_bytes(request, mesh, rows) if has_mask else 0
     for run in runs:
         for name in getattr(run, where):

@@ -56,6 +56,11 @@ class Run:
         return self.saved == {INPUT} and not self.hosted
 
 
+def keep_a_mask(runs: Iterable[Run]) -> bool:
+    """Whether there is a layer that keeps all it makes, and so the attention mask, which all layers have in common then."""
+    return any(run.keeps_all_it_makes for run in runs)
+
+
 def runs_of(
     table: ModelTable,
     remat: str,

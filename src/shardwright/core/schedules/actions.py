@@ -68,9 +68,12 @@ Placement = Literal["loop", "v"]
 """Where the chunks of a rank are. ``loop``: rank r of p has the stages r, r + p, r + 2p, ... ``v``: r and 2p - 1 - r."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Table:
-    """The actions of each rank of ``ranks``, with ``virtual`` stages each, for ``microbatches`` of a step."""
+    """The actions of each rank of ``ranks``, with ``virtual`` stages each, for ``microbatches`` of a step.
+
+    Equal to itself alone: to compare the actions of two takes as long as to run one on a clock.
+    """
 
     ranks: int
     virtual: int

@@ -49,7 +49,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """The end of the last computation."""
-        return _last_end(_Same(self.table), tuple(self.lasting.items()))
+        return _last_end(self.table, tuple(self.lasting.items()))
 
     @property
     def bubble(self) -> float:
@@ -63,7 +63,7 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
     ``seconds``: of a computation, or of a transfer to another rank, for ``send`` and ``send_gradient``; the same for all microbatches.
     ``held``: the weight of a live microbatch of a stage in ``most_live``'s comparison.
     """
-    counted, held_by_rank = _counted(_Same(table)), _held(_Same(table))
+    counted, held_by_rank = _counted(table), _held(table)
     stages = range(table.num_stages)
     sent: list[Alike] = [(stage, kind) for stage in stages for kind in SENDS if table.crosses(stage, kind)]
     lasting = {of: seconds(Action(*of)) for of in (*(of for counts in counted for of in counts), *sent)}
@@ -79,32 +79,19 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A table by its identity: to compare the actions of two would take as long as to run one."""
-
-    table: Table
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.table is other.table
-
-    def __hash__(self) -> int:
-        return id(self.table)
-
-
 @lru_cache(maxsize=8)
-def _counted(same: _Same) -> Sequence[Mapping[Alike, int]]:
+def _counted(table: Table) -> Sequence[Mapping[Alike, int]]:
     """For each rank the numbers of its computations."""
     found: list[Mapping[Alike, int]] = []
-    for actions in same.table.actions:
+    for actions in table.actions:
         numbers: Counter[Alike] = Counter((one.stage, one.kind) for one in actions)
         found.append({of: number for of, number in numbers.items() if of[1] in COMPUTES})
     return found
 
 
 @lru_cache(maxsize=64)
-def _last_end(same: _Same, lasting: Sequence[tuple[Alike, float]]) -> float:
-    table, of = same.table, dict(lasting)
+def _last_end(table: Table, lasting: Sequence[tuple[Alike, float]]) -> float:
+    of = dict(lasting)
     stages = range(table.num_stages)
     late = [of.get((stage - 1, "send"), 0.0) for stage in stages]
     late_back = [of.get((stage + 1, "send_gradient"), 0.0) for stage in stages]
@@ -157,10 +144,9 @@ State = tuple[int, ...]
 
 
 @lru_cache(maxsize=8)
-def _held(same: _Same) -> Sequence[Sequence[State]]:
+def _held(table: Table) -> Sequence[Sequence[State]]:
     """For each rank, the different states in which one of its forward passes is followed by the end of another microbatch: in between it
     only holds more."""
-    table = same.table
     found: list[Sequence[State]] = []
     for rank, actions in enumerate(table.actions):
         live = dict.fromkeys(table.stages_of(rank), 0)

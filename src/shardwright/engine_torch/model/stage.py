@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_of, update_groups, weights_of
 from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Plan
+from shardwright.core.policies.runs import keep_a_mask
 from shardwright.core.stages.gathering import EACH_PASS, Gathering
 from shardwright.engine_torch.attention.attention import mask_of
 from shardwright.engine_torch.attention.scores import AttentionMask
@@ -297,8 +298,7 @@ class Stage:
         """Each layer, with what it needs of a microbatch besides the residual stream."""
         if not any(self._layers.values()):
             return
-        kept = any(run.keeps_all_it_makes for run in self._runs)
-        dtype = torch_dtype(self.plan.request.dtype) if kept else None
+        dtype = torch_dtype(self.plan.request.dtype) if keep_a_mask(self._runs) else None
         rotation, mask = mask_of(batch["positions"], batch["segments"], self._architecture, self.links, dtype)
         with_experts = any(stack.experts and self._layers[stack.name] for stack in self._architecture.stacks)
         valid_BL = valid_tokens(batch["segments"], self.links) if with_experts else None
