@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import pytest
 import torch
 
 from shardwright.core.policies.runs import Run
+from shardwright.core.recipes.formula import amax_of, quantize_and_measure
 from shardwright.core.recipes.presets import PRESETS, preset
 from shardwright.core.recipes.recipe import Operand, Product
 from shardwright.engine_torch.io import fused as module
@@ -16,6 +17,7 @@ from shardwright.engine_torch.io.fused import fused
 from shardwright.engine_torch.io.recomputation import recomputed
 from shardwright.engine_torch.layers.mlp import gated
 from shardwright.engine_torch.layers.norm import rms_norm
+from shardwright.engine_torch.precision import arrays
 from shardwright.engine_torch.precision.operands import codes_of
 
 NOTHING: frozenset[str] = frozenset()
@@ -36,6 +38,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPUs count as GPUs here, and what the compiler has traced is computed as it is: whether all of it can be traced."""
     fused.cache_clear()
     monkeypatch.setattr(module, "is_fused", lambda x: type(x) in (torch.Tensor, torch.nn.Parameter))
+    monkeypatch.setattr(arrays, "on_gpu", lambda _: True)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     yield
     fused.cache_clear()
@@ -69,12 +72,26 @@ def assert_same_codes(recipe: str, place: tuple[Product, Operand], x: torch.Tens
             given["random"] = torch.randint(0, 2**24, one.shape, dtype=torch.int32)
         with pytest.MonkeyPatch.context() as plain:
             plain.setattr(module, "is_fused", lambda _: False)
-            expected = codes_of(one, quantizer, **given)
-        found = codes_of(one.to(device), quantizer, **{name: each.to(device) for name, each in given.items()})
-        for ours, theirs in zip(found, expected, strict=True):
-            assert (ours is None) == (theirs is None)
-            if ours is not None:
-                assert torch.equal(bytes_of(ours), bytes_of(theirs)), (recipe, place)
+            plain.setattr(arrays, "on_gpu", lambda x: x.is_cuda)
+            expected = [*codes_of(one, quantizer, **given), amax_of(one, quantizer, arrays.ARRAYS)]
+        given = {name: each.to(device) for name, each in given.items()}
+        one = one.to(device)
+        found = [*codes_of(one, quantizer, **given), amax_of(one, quantizer, arrays.ARRAYS)]
+        assert_equal_bytes(found, expected, f"{recipe} {place}")
+        if quantizer.amax == "delayed":
+            codes, amax = quantize_and_measure(one, quantizer, arrays.ARRAYS, **given)
+            assert_equal_bytes([*codes, amax], expected, f"{recipe} {place}, measured")
+        if device == "cuda":
+            assert found[0].is_contiguous()
+
+
+def assert_equal_bytes(
+    found: Iterable[torch.Tensor | None], expected: Iterable[torch.Tensor | None], what: str
+) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert (ours is None) == (theirs is None), what
+        if ours is not None and theirs is not None:
+            assert torch.equal(bytes_of(ours), bytes_of(theirs)), what
 
 
 def bytes_of(x: torch.Tensor) -> torch.Tensor:
@@ -86,7 +103,10 @@ def bytes_of(x: torch.Tensor) -> torch.Tensor:
     ("recipe", "place"),
     [
         ("fp8-delayed", ("output", "weight")),
+        ("fp8-current", ("output", "weight")),
+        ("fp8-block", ("output", "weight")),
         ("fp8-block", ("weight_gradient", "output_gradient")),
+        ("mxfp8", ("output", "input")),
         ("nvfp4", ("weight_gradient", "output_gradient")),
     ],
 )

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from math import lcm
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -84,30 +85,28 @@ Record = Callable[[Place, int, Any, Any, Any, Any], None]
 @contextmanager
 def recording(on: Arrays, record: Record) -> Iterator[None]:
     """A context in which each call of the core's formula with a marked quantizer is recorded, whatever module calls it."""
-    right = formula.quantize
 
-    def quantize(x: Any, quantizer: Quantizer, arrays: Arrays, *, contracted_dims: int = 1, **options: Any) -> Any:
-        made = right(x, quantizer, arrays, contracted_dims=contracted_dims, **options)
-        if isinstance(quantizer, Marked):
-            ones, factor = on.float32(x) * 0 + 1, options.get("factor")
-            values, scales = values_of(made, ones, quantizer, on, contracted_dims, factor)
-            random = options.get("random")
-            drawn = ones * 0 if random is None else on.float32(random)
-            record(quantizer.place, contracted_dims, on.float32(x), values, scales, drawn)
-        return made
+    def recorded(right: Callable[..., Any]) -> Callable[..., Any]:
+        def quantize(x: Any, quantizer: Quantizer, arrays: Arrays, *, contracted_dims: int = 1, **options: Any) -> Any:
+            made = right(x, quantizer, arrays, contracted_dims=contracted_dims, **options)
+            if isinstance(quantizer, Marked):
+                codes = made if isinstance(made, formula.Quantized) else made[0]
+                ones, factor = on.float32(x) * 0 + 1, options.get("factor")
+                values, scales = values_of(codes, ones, quantizer, on, contracted_dims, factor)
+                random = options.get("random")
+                drawn = ones * 0 if random is None else on.float32(random)
+                record(quantizer.place, contracted_dims, on.float32(x), values, scales, drawn)
+            return made
 
-    callers = [
-        module
-        for name, module in list(sys.modules.items())
-        if name.startswith("shardwright.") and getattr(module, "quantize", None) is right
-    ]
-    for module in callers:
-        module.quantize = quantize  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+        return quantize
+
+    with ExitStack() as patches:
+        for right in (formula.quantize, formula.quantize_and_measure):
+            own = recorded(right)
+            for name, module in list(sys.modules.items()):
+                if name.startswith("shardwright.") and getattr(module, right.__name__, None) is right:
+                    patches.enter_context(mock.patch.object(module, right.__name__, own))
         yield
-    finally:
-        for module in callers:
-            module.quantize = right  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def values_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import devices, entry, option, resized
+from shardwright.core.checks.rows import makes_microbatches
 from shardwright.core.findings.codes import MEMORY_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
@@ -55,7 +56,8 @@ def cures(plan: Plan) -> Iterator[Candidate]:
     for factor in (8, 32):
         yield option("loss-chunks", request.loss_chunks * factor)
     for factor in (2, 4, 8, 16, 32):
-        yield option("microbatches", request.microbatches * factor)
+        if makes_microbatches(plan, request.microbatches * factor):
+            yield option("microbatches", request.microbatches * factor)
     for axis in mesh.larger_than_one(request.layout.entries):
         declared = request.layout.entries[axis]
         if declared.elsewhere == "data":

@@ -28,6 +28,14 @@ def rows_and_tokens(plan: Plan) -> Iterator[Draft]:
                 yield _draft(plan, name, axes, tensor)
 
 
+def makes_microbatches(plan: Plan, number: int) -> bool:
+    """Whether a step has rows for so many microbatches, the same number on each device; also where the present number has that error."""
+    sharded_by = {plan.mesh.larger_than_one(row.in_use.axes_of("batch")) for row in plan.activations}
+    chunks = [plan.mesh.size(axes) for axes in sharded_by]
+    rows, present = plan.sizes["batch"], plan.request.microbatches
+    return any(rows % (each * present) for each in chunks) or all(rows % (each * number) == 0 for each in chunks)
+
+
 def _divisor(plan: Plan, name: str, axes: tuple[str, ...]) -> int:
     if name == "batch":
         return plan.mesh.size(axes) * plan.request.microbatches

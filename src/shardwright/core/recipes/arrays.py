@@ -19,7 +19,9 @@ class Arrays:
     over dims, which stay with size 1; 0 of none. ``padded(x, dim, size)``: with zeros at its end, up to this size; ``first(x, dim, size)``: only so
     many from the start. ``joined(x, y)``: along their last dim. ``cast(x, dtype)``: float32 within the format's range to its codes, to the nearest, ties to even.
     ``fused(function)``: a function of a module, which an engine may compute in one pass over its first argument.
-    ``bytes_of(x)``: those of codes, uint8; ``as_codes(x, dtype)``: uint8, or int32 below 256, as codes with these bits.
+    ``in_rows(x)``: whether neighbours along the last dim are neighbours in memory; then its blocks and what follows from them are one pass.
+    ``bytes_of(x)``: those of codes, uint8; ``as_bytes(x)``: uint8, or int32 below 256, as bytes, row after row; ``as_codes(x, dtype)``: bytes as
+    codes with these bits.
     """
 
     float32: Callable[[Any], Any]
@@ -37,5 +39,7 @@ class Arrays:
     joined: Callable[[Any, Any], Any]
     cast: Callable[[Any, str], Any]
     bytes_of: Callable[[Any], Any]
+    as_bytes: Callable[[Any], Any]
     as_codes: Callable[[Any, str], Any]
+    in_rows: Callable[[Any], bool]
     fused: Callable[[Callable[..., Any]], Callable[..., Any]]

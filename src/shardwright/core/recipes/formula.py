@@ -112,7 +112,8 @@ class _Blocks(NamedTuple):
 
 
 class _Scaled(NamedTuple):
-    """``factors``: what the elements are multiplied by, one after the other. ``scales`` and ``of_tensor``: as they are stored."""
+    """``factors``: what the elements are multiplied by, one after the other. ``scales`` and ``of_tensor``: as they are stored, but that
+    those of E8M0 are bytes."""
 
     factors: tuple[Any, ...]
     scales: Any
@@ -150,13 +151,16 @@ def quantize(
     assert (random is not None) == (quantizer.rounding == "stochastic"), quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
+    current = amax is None and quantizer.amax == "current"
+    if current and agree is alone and scale.rule != "exact" and on.in_rows(x):
+        found, scales = on.fused(_in_blocks)(x, random, quantizer, contracted_dims, on)
+        return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
     if amax is not None:
         amax = blocks.beside(amax, on)
-    elif quantizer.amax == "current":
+    elif current:
         amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on)
     if quantizer.amax == "delayed":
-        factor = blocks.beside(factor, on)
-        scaled = _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
+        scaled = _of_factor(factor, blocks, on)
     elif scale.of_tensor:
         amax = agree(amax, "block")
         of_tensor = agree(_of_tensor(amax, blocks, on), "tensor")
@@ -164,13 +168,42 @@ def quantize(
     elif scale.rule == "exact":
         scaled = _exact(agree(amax, "block"), element, on)
     else:
-        amax = agree(amax, "block")
-        scaled = _power_of_two(amax, element, on, up=scale.rule == "power of two up", e8m0=scale.dtype == E8M0)
+        scaled = _power_of_two(agree(amax, "block"), quantizer, on)
+    found = on.fused(_scaled_bytes)(x, scaled.factors, random, quantizer, contracted_dims, on)
+    return _quantized(found, scaled, blocks, quantizer, on)
+
+
+def quantize_and_measure(
+    x: Any, quantizer: Quantizer, on: Arrays, *, factor: Any, contracted_dims: int = 1, random: Any = None
+) -> tuple[Quantized, Any]:
+    """As ``quantize``, of an operand with a delayed amax; and ``amax_of`` it, for the factors to come. Both read it once."""
+    assert quantizer.amax == "delayed", quantizer
+    blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
+    scaled = _of_factor(factor, blocks, on)
+    found, amax = on.fused(_measured_bytes)(x, scaled.factors, random, quantizer, contracted_dims, on)
+    return _quantized(found, scaled, blocks, quantizer, on), amax
+
+
+def _quantized(found: Any, scaled: _Scaled, blocks: _Blocks, quantizer: Quantizer, on: Arrays) -> Quantized:
+    e8m0 = quantizer.scale.dtype == E8M0
     return Quantized(
-        codes=on.fused(_scaled_codes)(x, scaled.factors, random, quantizer, contracted_dims, on),
-        scales=on.reshape(scaled.scales, blocks.num),
+        codes=on.as_codes(found, "uint8" if quantizer.dtype == E2M1 else quantizer.dtype),
+        scales=on.reshape(on.as_codes(scaled.scales, E8M0) if e8m0 else scaled.scales, blocks.num),
         of_tensor=None if scaled.of_tensor is None else on.reshape(scaled.of_tensor, blocks.leading),
     )
+
+
+def _in_blocks(x: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays) -> tuple[Any, Any]:
+    """The bytes of an operand and its scales, which are powers of two: a quotient would be no exact operation (``Arrays.fused``)."""
+    scaled = _power_of_two(_amax(x, quantizer.block, contracted_dims, on), quantizer, on)
+    return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales
+
+
+def _measured_bytes(
+    x: Any, factors: tuple[Any, ...], random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
+) -> tuple[Any, Any]:
+    amax = _amax(x, quantizer.block, contracted_dims, on)
+    return _scaled_bytes(x, factors, random, quantizer, contracted_dims, on), amax
 
 
 def _amax(x: Any, block: Block, contracted_dims: int, on: Arrays) -> Any:
@@ -178,10 +211,10 @@ def _amax(x: Any, block: Block, contracted_dims: int, on: Arrays) -> Any:
     return _of_blocks(on.bits(on.float32(x)) & _MAGNITUDE, _Blocks.of(x.shape, block, contracted_dims), on)
 
 
-def _scaled_codes(
+def _scaled_bytes(
     x: Any, factors: tuple[Any, ...], random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
 ) -> Any:
-    """The codes of an operand whose elements are multiplied by ``factors``, which are beside the divided operand."""
+    """The bytes of the codes of an operand whose elements are multiplied by ``factors``, which are beside the divided operand."""
     blocks, element = _Blocks.of(x.shape, quantizer.block, contracted_dims), FORMATS[quantizer.dtype]
     x = on.float32(x)
     magnitude = on.bits(x) & _MAGNITUDE
@@ -195,7 +228,7 @@ def _scaled_codes(
     x = blocks.joined(on.most(on.least(x, element.largest), -element.largest), on)
     if random is not None:
         x = _neighbour(x, element, random, on)
-    return _codes(x, quantizer.dtype, on)
+    return _bytes(x, quantizer.dtype, on)
 
 
 def amax_of(x: Any, quantizer: Quantizer, on: Arrays, *, contracted_dims: int = 1) -> Any:
@@ -235,20 +268,26 @@ def dequantize(
     return blocks.joined(values, on)
 
 
-def _power_of_two(amax: Any, element: NumberFormat, on: Arrays, *, up: bool, e8m0: bool) -> _Scaled:
+def _of_factor(factor: Any, blocks: _Blocks, on: Arrays) -> _Scaled:
+    factor = blocks.beside(factor, on)
+    return _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
+
+
+def _power_of_two(amax: Any, quantizer: Quantizer, on: Arrays) -> _Scaled:
+    element, up = FORMATS[quantizer.dtype], quantizer.scale.rule == "power of two up"
     fraction, exponent_of_largest = frexp(element.largest)
     fraction_of_largest = int((2 * fraction - 1) * 2**_FRACTION_BITS)
     exponent = (amax >> _FRACTION_BITS) - _BIAS - (exponent_of_largest - 1)
     if up:
         exponent = exponent + on.int32((amax & _FRACTION) > fraction_of_largest)
-    if e8m0:
+    if quantizer.scale.dtype == E8M0:
         byte = on.least(on.most(exponent + _BIAS, 0), _LARGEST_OF_SCALE)
         byte = on.where(amax == INFINITE, _LARGEST_OF_SCALE, byte) if up else byte
         byte = on.where(amax > INFINITE, _NAN_OF_SCALE, byte)
         # With the smallest scale nothing is scaled: all elements are far below the smallest code.
         halves = _halves(on.where(byte == 0, 0, _BIAS - byte), on)
         factors = tuple(on.where(amax > INFINITE, nan, half) for half in halves)
-        return _Scaled(factors=factors, scales=on.as_codes(byte, E8M0))
+        return _Scaled(factors=factors, scales=on.as_bytes(byte))
     exponent = on.where(amax == 0, 0, on.least(on.most(exponent, 1 - _BIAS), _BIAS))
     first, second = _halves(-exponent, on)
     finite = amax < INFINITE
@@ -272,7 +311,7 @@ def _two_levels(amax: Any, amax_of_tensor: Any, element: NumberFormat, on: Array
     of_tensor = on.where(amax_of_tensor == 0, 1.0, on.where(amax_of_tensor < INFINITE, of_tensor, nan))
     relative = on.quotient(on.quotient(on.of_bits(amax), element.largest), of_tensor)
     relative = on.most(on.least(relative, of_scale.largest), _LEAST_BLOCK_SCALE)
-    scales = _codes(relative, E4M3, on)
+    scales = on.as_codes(_bytes(relative, E4M3, on), E4M3)
     factor = on.quotient(on.quotient(1.0, of_tensor), on.float32(scales))
     return _Scaled(factors=(factor,), scales=scales, of_tensor=of_tensor)
 
@@ -300,11 +339,11 @@ def _neighbour(x: Any, element: NumberFormat, random: Any, on: Arrays) -> Any:
     return on.where(not_a_number, x, on.of_bits(on.bits(value) | (bits & ~_MAGNITUDE)))
 
 
-def _codes(x: Any, dtype: str, on: Arrays) -> Any:
-    """Values within the format's range, or NaN, to the nearest code. NaN has one code, whatever its sign."""
+def _bytes(x: Any, dtype: str, on: Arrays) -> Any:
+    """Values within the format's range, or NaN, to the bytes of the nearest codes. NaN has one code, whatever its sign."""
     if dtype == E2M1:
         return _pairs(x, on)
-    return on.as_codes(on.where(x != x, _NAN_BYTE[dtype], on.bytes_of(on.cast(x, dtype))), dtype)
+    return on.as_bytes(on.where(x != x, _NAN_BYTE[dtype], on.bytes_of(on.cast(x, dtype))))
 
 
 def _pairs(x: Any, on: Arrays) -> Any:
@@ -316,7 +355,7 @@ def _pairs(x: Any, on: Arrays) -> Any:
     steps = [1 - on.int32(size <= point if ties_down else size < point) for point, ties_down in _E2M1_MIDPOINTS]
     code = sum(steps[1:], steps[0]) + on.where(x != x, 0, (bits >> 31) & 1) * 8
     pairs = on.reshape(code, (*code.shape[:-1], code.shape[-1] // 2, 2))
-    return on.as_codes(pairs[..., 0] + pairs[..., 1] * 16, "uint8")
+    return on.as_bytes(pairs[..., 0] + pairs[..., 1] * 16)
 
 
 def _values(codes: Any, last: int, on: Arrays) -> Any:

@@ -24,10 +24,6 @@ def _padded(x: jax.Array, dim: int, size: int) -> jax.Array:
     return jnp.pad(x, [(0, size - x.shape[dim] if each == dim else 0) for each in range(x.ndim)])
 
 
-def _as_codes(x: jax.Array, dtype: str) -> jax.Array:
-    return lax.bitcast_convert_type(x.astype(jnp.uint8), jnp.dtype(dtype))
-
-
 ARRAYS = Arrays(
     float32=lambda x: x.astype(jnp.float32),
     int32=lambda x: x.astype(jnp.int32),
@@ -44,6 +40,8 @@ ARRAYS = Arrays(
     joined=lambda x, y: jnp.concatenate((x, y), axis=-1),
     cast=lambda x, dtype: x.astype(jnp.dtype(dtype)),
     bytes_of=lambda x: lax.bitcast_convert_type(x, jnp.uint8),
-    as_codes=_as_codes,
+    as_bytes=lambda x: x.astype(jnp.uint8),
+    as_codes=lambda x, dtype: lax.bitcast_convert_type(x, jnp.dtype(dtype)),
+    in_rows=lambda _: True,
     fused=lambda function: function,
 )

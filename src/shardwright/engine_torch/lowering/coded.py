@@ -18,7 +18,7 @@ from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, componen
 from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.quantization.quantized import Copy, QuantizedWeight, SentArray
-from shardwright.core.recipes.formula import Quantized, Shares, amax_of, quantize, shared_by
+from shardwright.core.recipes.formula import Quantized, amax_of, quantize
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import NO_SITE, LowPrecision, Site
@@ -29,7 +29,7 @@ from shardwright.engine_torch.io.redistribute import redistribute
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.coded import Coded, Gathered
-from shardwright.engine_torch.precision.operands import Agreed, Amaxes, agreed_amax
+from shardwright.engine_torch.precision.operands import Agreed, Amaxes, agreed_amax, to_agreed
 
 
 class CodedGroup:
@@ -245,10 +245,7 @@ class _Member(NamedTuple):
         agreed: Agreed | None = amaxes[key] if key in amaxes else agreed_amax([operand], self.low, place)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
         quantizer = copy.quantizer
-
-        def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
-            return amax if agreed is None or of != shared_by(quantizer) else agreed[0].reshape(amax.shape)
-
+        agree = to_agreed(None if agreed is None else agreed[0], quantizer)
         factor = self._factor(place, operand, site)
         found = quantize(operand, quantizer, ARRAYS, agree=agree, factor=factor)
         return [array for array in found if array is not None], amaxes

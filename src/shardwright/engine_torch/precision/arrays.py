@@ -19,10 +19,21 @@ def _quotient(x: Number, y: Number) -> torch.Tensor:
     return torch.true_divide(x, y)
 
 
+def on_gpu(x: torch.Tensor) -> bool:
+    """Whether the compiler makes kernels for these (``fused``)."""
+    return x.is_cuda
+
+
 def _largest(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     if any(x.shape[dim] == 0 for dim in dims):
         return x.new_zeros([1 if dim in dims else size for dim, size in enumerate(x.shape)])
-    return x.amax(dims, keepdim=True)
+    if not on_gpu(x):
+        return x.amax(dims, keepdim=True)
+    # Dim by dim, the first of which are neighbours in memory: a reduction over all at once is divided at places that no row begins at.
+    first = x.stride(dims[0]) < x.stride(dims[-1])
+    for dim in (dims[0], *dims[:0:-1]) if first else dims[::-1]:
+        x = x.amax(dim, keepdim=True)
+    return x
 
 
 def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
@@ -30,10 +41,14 @@ def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
     return torch.cat([x, x.new_zeros(shape)], dim)
 
 
-def _as_codes(x: torch.Tensor, dtype: str) -> torch.Tensor:
+def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     # A GPU's products need contiguous rows: turned where codes are made, in one pass over them.
-    x = x.contiguous() if x.is_cuda else x
-    return x.to(torch.uint8).view(torch_dtype(dtype))
+    x = x.contiguous() if on_gpu(x) else x
+    return x.to(torch.uint8)
+
+
+def _in_rows(x: torch.Tensor) -> bool:
+    return not on_gpu(x) or x.stride(-1) == 1
 
 
 ARRAYS = Arrays(
@@ -53,6 +68,9 @@ ARRAYS = Arrays(
     joined=lambda x, y: torch.cat((x, y), dim=-1),
     cast=lambda x, dtype: x.to(torch_dtype(dtype)),
     bytes_of=lambda x: x.view(torch.uint8),
-    as_codes=_as_codes,
+    as_bytes=_as_bytes,
+    # Not where bytes are made: of another view of them PyTorch's compiler makes a copy.
+    as_codes=lambda x, dtype: x.view(torch_dtype(dtype)),
+    in_rows=_in_rows,
     fused=fused,
 )

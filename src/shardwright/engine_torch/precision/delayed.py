@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from shardwright.core.quantization.delayed import DelayedScale
 from shardwright.core.recipes.delayed import Delayed, after_step
-from shardwright.core.recipes.formula import amax_of
+from shardwright.core.recipes.formula import Quantized, quantize, quantize_and_measure
 from shardwright.core.recipes.recipe import History, Operand, Product, Quantizer
 from shardwright.engine_torch.io.layer_io import LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
@@ -44,20 +44,31 @@ class Kept:
         self.amax.zero_()
 
 
-def factors_at(
-    low: LowPrecision, place: tuple[Product, Operand], groups: Sequence[torch.Tensor], contracted_dims: int
-) -> Sequence[torch.Tensor | None]:
-    """The factor of each group of an operand, as of each expert's rows; None where its amax is current. The first product with the
-    operand raises the amax, where the site has one."""
-    name = low.delayed.get(place)
-    if name is None:
-        return [None] * len(groups)
+def delayed_codes(
+    low: LowPrecision,
+    place: tuple[Product, Operand],
+    groups: Sequence[torch.Tensor],
+    randoms: Iterable[torch.Tensor | None],
+    contracted_dims: int,
+) -> Sequence[Quantized]:
+    """The codes of each group of an operand with a delayed amax, as of each expert's rows. The first product with the operand raises the
+    amax, where the site has one. ``randoms``: the numbers of stochastic rounding for each group."""
+    name, quantizer = low.delayed[place], low.quantizers[place]
     first = next(each for each, its_name in low.delayed.items() if its_name == name)
-    if place == first and name == f"{low.name}.{place[1]}" and name in low.site.amaxes:
-        quantizer, amax = low.quantizers[place], low.site.amaxes[name]
-        found = [amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).view(()) for x in groups]
-        amax.copy_(torch.maximum(amax, torch.stack(found).view(amax.shape)))
-    return low.site.factors[name].reshape(-1).unbind()
+    raises = place == first and name == f"{low.name}.{place[1]}" and name in low.site.amaxes
+    codes, amaxes = [], []
+    for x, factor, random in zip(groups, low.site.factors[name].reshape(-1).unbind(), randoms, strict=True):
+        of_group = x.detach(), quantizer, ARRAYS
+        if raises:
+            made, amax = quantize_and_measure(*of_group, factor=factor, contracted_dims=contracted_dims, random=random)
+            amaxes.append(amax.view(()))
+        else:
+            made = quantize(*of_group, factor=factor, contracted_dims=contracted_dims, random=random)
+        codes.append(made)
+    if amaxes:
+        amax = low.site.amaxes[name]
+        amax.copy_(torch.maximum(amax, torch.stack(amaxes).view(amax.shape)))
+    return codes
 
 
 def reduce_amaxes(kept: Iterable[tuple[DelayedScale, Kept]], peers_over: Callable[[tuple[str, ...]], Peers]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from shardwright.core.recipes.formula import Quantized, Shares, amax_of, dequantize, quantize, shared_by
+from shardwright.core.recipes.formula import Agree, Quantized, Shares, alone, amax_of, dequantize, quantize, shared_by
 from shardwright.core.recipes.hadamard import transformed
 from shardwright.core.recipes.recipe import PER_TENSOR, Operand, Product, Quantizer
 from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision, Site
@@ -38,9 +38,10 @@ def quantized(
     ``peers``: the ranks that hold parts of what shares a scale. ``factor``: of a tensor with a delayed amax.
     """
 
-    def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
+    def among_peers(amax: torch.Tensor, of: Shares) -> torch.Tensor:
         return _largest(amax, peers) if of == shared_by(quantizer) else amax
 
+    agree = alone if peers.group is None else among_peers
     return quantize(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims, agree=agree, factor=factor)
 
 
@@ -60,19 +61,27 @@ def codes_of(
 
     of_blocks = agreed if shared_by(quantizer) == "block" else None
 
-    def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
-        return amax if agreed is None or of != shared_by(quantizer) else agreed.reshape(amax.shape)
-
     return quantize(
         x.detach(),
         quantizer,
         ARRAYS,
         contracted_dims=contracted_dims,
-        agree=agree,
+        agree=to_agreed(agreed, quantizer),
         amax=of_blocks,
         factor=factor,
         random=random,
     )
+
+
+def to_agreed(agreed: torch.Tensor | None, quantizer: Quantizer) -> Agree:
+    """Every amax that is shared as the one on which ranks have agreed; None: as it is."""
+    if agreed is None:
+        return alone
+
+    def agree(amax: torch.Tensor, of: Shares) -> torch.Tensor:
+        return agreed.reshape(amax.shape) if of == shared_by(quantizer) else amax
+
+    return agree
 
 
 def values(

@@ -23,7 +23,7 @@ from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision, halves_wanted
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.coded import Coded, Codes, carrier_of
-from shardwright.engine_torch.precision.delayed import factors_at
+from shardwright.engine_torch.precision.delayed import delayed_codes
 from shardwright.engine_torch.precision.kernels import Narrow, multiplied
 from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, codes_of, turned
 from shardwright.engine_torch.precision.random_bits import random_numbers
@@ -205,18 +205,13 @@ def _sums(
         key = low.same_amax.get(place, place)
         agreed = amaxes[key] if key in amaxes else agreed_amax(groups, low, place, contracted_dims)
         amaxes = amaxes if agreed is None else {**amaxes, key: agreed}
-        factors = factors_at(low, place, groups, contracted_dims)
-        codes = [
-            codes_of(
-                one,
-                quantizer,
-                None if agreed is None else agreed[number],
-                contracted_dims,
-                factors[number],
-                random_numbers(place, low, one, number),
-            )
-            for number, one in enumerate(groups)
-        ]
+        randoms = (random_numbers(place, low, one, number) for number, one in enumerate(groups))
+        if quantizer.amax == "delayed":
+            codes = delayed_codes(low, place, groups, randoms, contracted_dims)
+        else:
+            amax_of_each = [None] * len(groups) if agreed is None else agreed
+            of_each = zip(groups, amax_of_each, randoms, strict=True)
+            codes = [codes_of(x, quantizer, amax, contracted_dims, random=random) for x, amax, random in of_each]
         if kernel != "float32":
             narrow_operands.append(
                 [Narrow(*each) for each in zip(codes, repeat(quantizer), (one.shape for one in groups))]

@@ -160,7 +160,9 @@ ARRAYS = Arrays(
     joined=lambda x, y: np.concatenate((x, y), axis=-1),
     cast=_cast,
     bytes_of=lambda x: x,
-    as_codes=lambda x, _: np.asarray(x, np.uint8),
+    as_bytes=lambda x: np.asarray(x, np.uint8),
+    as_codes=lambda x, _: x,
+    in_rows=lambda _: True,
     fused=lambda function: function,
 )
 """NumPy's functions for the core's formula of quantizers; codes are uint8."""
