@@ -68,4 +68,18 @@ ON_COSTS: tuple[Case, ...] = (
         options={"devices": 64, "batch": 64, "length": 4096, "remat": "none", "chip": V5E},
         neighbour={"options": {"devices": 64, "batch": 64, "length": 4096, "remat": "full", "chip": V5E}},
     ),
+    Case(
+        name="SW312-more-devices-with-their-rows",
+        model="llama3-8b",
+        layout="fsdp",
+        options={"devices": 4, "mesh_sizes": {"fsdp": 4}, "batch": 4, "length": 4096, "chip": V5E},
+        neighbour={"options": {"devices": 16, "mesh_sizes": {"fsdp": 16}, "batch": 16, "length": 4096, "chip": V5E}},
+    ),
+    Case(
+        name="SW312-microbatches-that-rows-divide-into",
+        model="llama3-8b",
+        layout="fsdp",
+        options={"devices": 16, "batch": 96, "length": 4096, "chip": V5E},
+        neighbour={"options": {"devices": 16, "batch": 96, "microbatches": 6, "length": 4096, "chip": V5E}},
+    ),
 )

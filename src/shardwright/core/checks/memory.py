@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 
-from shardwright.core.checks.edits import devices, entry, option, resized
-from shardwright.core.checks.rows import makes_microbatches
+from shardwright.core.checks.edits import both, devices, entry, option, resized
+from shardwright.core.checks.rows import rows_to_divide
 from shardwright.core.findings.codes import MEMORY_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import bytes_text, percent, with_article
+from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan
 from shardwright.core.policies.policy import BASES
 from shardwright.core.resolution.mesh_sizes import resized_mesh
@@ -48,15 +50,19 @@ def memory(plan: Plan) -> Iterator[Draft]:
     )
 
 
+FACTORS = (2, 4, 8, 16, 32)
+
+
 def cures(plan: Plan) -> Iterator[Candidate]:
-    """Recompute more, compute the loss in chunks, use more microbatches, replicate less, then use more devices; each alone, the cheapest first."""
+    """Recompute more, compute the loss in chunks, use more microbatches, replicate less, then use more devices; each alone, the cheapest first.
+    Without microbatches and devices that are too few by the plan's own bytes."""
     request, mesh = plan.request, plan.mesh
     if request.remat != BASES[0]:
         yield option("remat", BASES[0])
     for factor in (8, 32):
         yield option("loss-chunks", request.loss_chunks * factor)
-    for factor in (2, 4, 8, 16, 32):
-        if makes_microbatches(plan, request.microbatches * factor):
+    for factor in divisors(rows_to_divide(plan) or 1):
+        if 1 < factor <= FACTORS[-1] and _may_fit(plan, activations=factor):
             yield option("microbatches", request.microbatches * factor)
     for axis in mesh.larger_than_one(request.layout.entries):
         declared = request.layout.entries[axis]
@@ -65,9 +71,32 @@ def cures(plan: Plan) -> Iterator[Candidate]:
                 yield entry(plan, axis, optimizer="shard")
             yield from resized(plan, axis, 1, absorbing=("fsdp",))
             yield entry(plan, axis, elsewhere="fsdp")
-    growing = [a for a, e in request.layout.entries.items() if e.elsewhere == "fsdp" and not e.declared]
-    for factor in (2, 4, 8, 16, 32):
-        if request.devices is not None and any(e.size == "auto" for e in request.layout.mesh.values()):
-            yield devices(request.devices * factor)
-        elif growing and request.devices is None:
-            yield resized_mesh(request, {growing[0]: mesh.size(growing[0]) * factor})
+    for factor in FACTORS:
+        yield from _on_more_devices(plan, factor)
+
+
+def _on_more_devices(plan: Plan, factor: int) -> Iterator[Candidate]:
+    """The step on more devices along an axis that shards weights; with more rows where these have too few."""
+    request, layout = plan.request, plan.request.layout
+    automatic = any(one.size == "auto" and axis not in request.mesh_sizes for axis, one in layout.mesh.items())
+    growing = [axis for axis, one in layout.entries.items() if one.elsewhere == "fsdp" and not one.declared]
+    changes: list[Candidate] = []
+    if request.devices is None or not automatic:
+        if not growing:
+            return
+        changes.append(resized_mesh(request, {growing[0]: plan.mesh.size(growing[0]) * factor}))
+    rows = rows_to_divide(plan)
+    enough = rows > 0 and rows % factor == 0
+    if not enough:
+        changes.append(option("batch", request.batch * factor))
+    if request.devices is not None:
+        changes.append(devices(request.devices * factor))
+    if _may_fit(plan, state=factor, activations=factor if enough else 1):
+        yield reduce(both, changes)
+
+
+def _may_fit(plan: Plan, *, state: int = 1, activations: int = 1) -> bool:
+    """Whether a device may hold what it has to if no more than such shares of it are left."""
+    held, chip = plan.memory, plan.request.chip
+    least = (held.state_bytes + held.gradients_bytes) / state + held.activations_bytes / activations
+    return chip is None or least <= chip.usable_bytes

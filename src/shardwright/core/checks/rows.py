@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from shardwright.core.checks.edits import entry, option
 from shardwright.core.findings.draft import Candidate, Draft
@@ -28,12 +29,12 @@ def rows_and_tokens(plan: Plan) -> Iterator[Draft]:
                 yield _draft(plan, name, axes, tensor)
 
 
-def makes_microbatches(plan: Plan, number: int) -> bool:
-    """Whether a step has rows for so many microbatches, the same number on each device; also where the present number has that error."""
+def rows_to_divide(plan: Plan) -> int:
+    """The rows of a microbatch on a device, among which further microbatches or devices are possible; 0 where these have no equal numbers."""
     sharded_by = {plan.mesh.larger_than_one(row.in_use.axes_of("batch")) for row in plan.activations}
-    chunks = [plan.mesh.size(axes) for axes in sharded_by]
-    rows, present = plan.sizes["batch"], plan.request.microbatches
-    return any(rows % (each * present) for each in chunks) or all(rows % (each * number) == 0 for each in chunks)
+    chunks = [_divisor(plan, "batch", axes) for axes in sharded_by]
+    rows = plan.sizes["batch"]
+    return 0 if any(rows % number for number in chunks) else gcd(*(rows // number for number in chunks))
 
 
 def _divisor(plan: Plan, name: str, axes: tuple[str, ...]) -> int:
