@@ -29,7 +29,7 @@ from typing import Any, Literal, NamedTuple
 
 from shardwright.core.recipes.arrays import Arrays
 from shardwright.core.recipes.formats import E2M1, E4M3, E5M2, E8M0, FORMATS, NumberFormat
-from shardwright.core.recipes.recipe import ENTIRE, Block, Quantizer
+from shardwright.core.recipes.recipe import ENTIRE, PER_TENSOR, Block, Quantizer
 
 Shares = Literal["block", "tensor"]
 Agree = Callable[[Any, Shares], Any]
@@ -152,7 +152,8 @@ def quantize(
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
     current = amax is None and quantizer.amax == "current"
-    if current and agree is alone and scale.rule != "exact" and on.in_rows(x):
+    # With quotients between its two loops, PyTorch's compiler keeps the scaled elements of a kernel in float32.
+    if current and agree is alone and scale.rule != "exact" and quantizer.block != PER_TENSOR and on.in_rows(x):
         found, scales = on.fused(_in_blocks)(x, random, quantizer, contracted_dims, on)
         return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
     if amax is not None:
@@ -160,15 +161,13 @@ def quantize(
     elif current:
         amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on)
     if quantizer.amax == "delayed":
-        scaled = _of_factor(factor, blocks, on)
+        scaled = on.fused(_of_factor)(blocks.beside(factor, on), on)
     elif scale.of_tensor:
         amax = agree(amax, "block")
         of_tensor = agree(_of_tensor(amax, blocks, on), "tensor")
         scaled = _two_levels(amax, of_tensor, element, on)
-    elif scale.rule == "exact":
-        scaled = _exact(agree(amax, "block"), element, on)
     else:
-        scaled = _power_of_two(agree(amax, "block"), quantizer, on)
+        scaled = on.fused(_of_amax)(agree(amax, "block"), quantizer, on)
     found = on.fused(_scaled_bytes)(x, scaled.factors, random, quantizer, contracted_dims, on)
     return _quantized(found, scaled, blocks, quantizer, on)
 
@@ -179,7 +178,7 @@ def quantize_and_measure(
     """As ``quantize``, of an operand with a delayed amax; and ``amax_of`` it, for the factors to come. Both read it once."""
     assert quantizer.amax == "delayed", quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
-    scaled = _of_factor(factor, blocks, on)
+    scaled = on.fused(_of_factor)(blocks.beside(factor, on), on)
     found, amax = on.fused(_measured_bytes)(x, scaled.factors, random, quantizer, contracted_dims, on)
     return _quantized(found, scaled, blocks, quantizer, on), amax
 
@@ -194,8 +193,7 @@ def _quantized(found: Any, scaled: _Scaled, blocks: _Blocks, quantizer: Quantize
 
 
 def _in_blocks(x: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays) -> tuple[Any, Any]:
-    """The bytes of an operand and its scales, which are powers of two: a quotient would be no exact operation (``Arrays.fused``)."""
-    scaled = _power_of_two(_amax(x, quantizer.block, contracted_dims, on), quantizer, on)
+    scaled = _of_amax(_amax(x, quantizer.block, contracted_dims, on), quantizer, on)
     return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales
 
 
@@ -268,9 +266,13 @@ def dequantize(
     return blocks.joined(values, on)
 
 
-def _of_factor(factor: Any, blocks: _Blocks, on: Arrays) -> _Scaled:
-    factor = blocks.beside(factor, on)
+def _of_factor(factor: Any, on: Arrays) -> _Scaled:
     return _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
+
+
+def _of_amax(amax: Any, quantizer: Quantizer, on: Arrays) -> _Scaled:
+    of = _exact if quantizer.scale.rule == "exact" else _power_of_two
+    return of(amax, quantizer, on)
 
 
 def _power_of_two(amax: Any, quantizer: Quantizer, on: Arrays) -> _Scaled:
@@ -295,8 +297,9 @@ def _power_of_two(amax: Any, quantizer: Quantizer, on: Arrays) -> _Scaled:
     return _Scaled(factors=(on.where(finite, first, nan), second), scales=scales)
 
 
-def _exact(amax: Any, element: NumberFormat, on: Arrays) -> _Scaled:
-    factor = on.quotient(element.largest, on.most(on.of_bits(amax), element.largest * LEAST_SCALE))
+def _exact(amax: Any, quantizer: Quantizer, on: Arrays) -> _Scaled:
+    largest = FORMATS[quantizer.dtype].largest
+    factor = on.quotient(largest, on.most(on.of_bits(amax), largest * LEAST_SCALE))
     finite = amax < INFINITE
     factor = on.where(amax == 0, 1.0, on.where(finite, factor, nan))
     # Each device has a NaN of its own for a quotient of one.

@@ -14,11 +14,10 @@ import torch
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan, routed_evenly
-from shardwright.engine_torch.dry_run.imagined import Imagined, evenly, imagined_step
+from shardwright.engine_torch.dry_run.imagined import Imagined, imagined_model, imagined_step
 from shardwright.engine_torch.dry_run.stages import RankRun, run_ranks
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.io.private import imagined_ranks
-from shardwright.engine_torch.model.model import Model
 
 MICROBATCHES = 2
 """At most this many are run: the first, and the last one, which sums over replicas. All others are like the first."""
@@ -59,7 +58,7 @@ def dry_run(plan: Plan) -> DryRun:
     shorter = make_plan(replace(plan.request, microbatches=run, batch=rows))
     with imagined_ranks(plan.mesh.num_devices):
         ranks = ranks_of(shorter, torch.device("cpu"))
-        found = imagined_step(Model(shorter, ranks, weights_on=torch.device("meta"), how_many=evenly), rows)
+        found = imagined_step(imagined_model(shorter, ranks), rows)
     collectives = tuple(
         (one, count * num // run if one.phase not in (None, "update") else count) for one, count in found.collectives
     )

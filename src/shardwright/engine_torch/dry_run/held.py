@@ -42,13 +42,14 @@ class Held:
 
         torch.UntypedStorage.resize_ = resize  # pyright: ignore[reportAttributeAccessIssue]
         try:
-            with global_shapes(self._shapes_alone):
+            with global_shapes(self.for_shapes):
                 yield
         finally:
             torch.UntypedStorage.resize_ = plain
 
     @contextmanager
-    def _shapes_alone(self) -> Iterator[None]:
+    def for_shapes(self) -> Iterator[None]:
+        """Nothing that is made inside is recorded: no rank holds it."""
         self._for_shapes = True
         try:
             yield

@@ -17,6 +17,7 @@ from shardwright.core.schedules.actions import Action
 from shardwright.engine_torch.dry_run.counting import CountedCollective, Counting, of_weights
 from shardwright.engine_torch.dry_run.kernels import kernels_of_a_gpu
 from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import without_values
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.model.model import Model
@@ -52,6 +53,12 @@ class Imagined:
         return self.weights_bytes + self.moments_bytes + self.average_bytes
 
 
+def imagined_model(plan: Plan, ranks: Ranks, only: Collection[int] | None = None) -> Model:
+    """The model of a rank, or ``only`` some of its stages, whose weights have no values. Products of codes are those of the plan's chip."""
+    chip, meta = plan.request.chip, torch.device("meta")
+    return Model(plan, ranks, weights_on=meta, how_many=evenly, only=only, products_on=chip and chip.device)
+
+
 def imagined_step(model: Model, rows: int, before: Collection[Action] = (), after: Collection[Action] = ()) -> Imagined:
     """A step of a model whose weights have no values yet, on ``rows`` rows of all ranks. ``before``, ``after``: the actions of one
     microbatch, until it is saved and from then on."""
@@ -75,7 +82,7 @@ def imagined_step(model: Model, rows: int, before: Collection[Action] = (), afte
             saved += counting.held.now - held
 
     model.watching = watching
-    with without_values(), kernels_of_a_gpu(), counting, counting.held.watching():
+    with without_values(), kernels_of_a_gpu(counting.held), counting, counting.held.watching():
         model.to_empty(device=model.ranks.device)
         state = _state(model)
         # The amaxes of weights that rest as codes, with which a state is made, are of no step.

@@ -18,10 +18,10 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.schedules.actions import TOGETHER, Action, Kind, Table
 from shardwright.core.stages.planned import Pipeline, PlannedStage
 from shardwright.engine_torch.dry_run.counting import CountedCollective
-from shardwright.engine_torch.dry_run.imagined import Imagined, evenly, imagined_step
+from shardwright.engine_torch.dry_run.imagined import Imagined, imagined_model, imagined_step
 from shardwright.engine_torch.io.mesh import Ranks, ranks_of
 from shardwright.engine_torch.io.private import imagined_ranks
-from shardwright.engine_torch.model.model import SHARED, Model
+from shardwright.engine_torch.model.model import SHARED
 
 BEFORE: tuple[Kind, ...] = ("receive", "forward", "send")
 AFTER: tuple[Kind, ...] = ("receive_gradient", "backward", "input_gradient", "send_gradient", "weight_gradient")
@@ -159,7 +159,7 @@ def _run_ends(plan: Plan) -> _Stages:
 
 
 def _step_of_ends(plan: Plan, ranks: Ranks, num: int = 3) -> Imagined:
-    model = Model(plan, ranks, weights_on=torch.device("meta"), how_many=evenly, only=[SHARED])
+    model = imagined_model(plan, ranks, only=[SHARED])
     ends = model.stages[SHARED]
     has = {"embed": ends.has_embedding, "logits": ends.has_logits, "embed_gradient": ends.has_embedding}
     actions = [Action(SHARED, kind, number) for number in range(num) for kind in TOGETHER if has[kind]]
@@ -174,7 +174,7 @@ def _step(
 ) -> Imagined:
     """A step of some stages alone."""
     numbers = [stage.number for stage in stages]
-    model = Model(plan, ranks, weights_on=torch.device("meta"), how_many=evenly, only=numbers)
+    model = imagined_model(plan, ranks, only=numbers)
     there = list(zip(numbers, kinds, strict=True))
     actions = [
         Action(number, kind, microbatch)

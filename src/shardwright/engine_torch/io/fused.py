@@ -10,8 +10,10 @@ may be added in another order, and roots and exponentials may differ in their la
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +22,7 @@ from shardwright.engine_torch.io.private import many_shapes
 from shardwright.engine_torch.io.recomputation import joined
 
 T = TypeVar("T")
+_IMAGINED: ContextVar[Callable[..., Any] | None] = ContextVar("imagined", default=None)
 _MOST = 4096
 """The calls that are remembered: those of experts have other sizes in each step."""
 
@@ -36,9 +39,22 @@ def fused(function: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(function)
     def whole(*arguments: Any) -> T:
+        imagine = _IMAGINED.get()
+        if imagine is not None:
+            return joined(partial(imagine, function), *arguments)
         return joined(compiled, *arguments) if is_fused(arguments[0]) else function(*arguments)
 
     return whole
+
+
+@contextmanager
+def imagined_as(imagine: Callable[..., Any]) -> Iterator[None]:
+    """Inside of it ``imagine(function, *arguments)`` has the result of every function here, as where tensors have no values."""
+    before = _IMAGINED.set(imagine)
+    try:
+        yield
+    finally:
+        _IMAGINED.reset(before)
 
 
 def is_fused(x: object) -> bool:

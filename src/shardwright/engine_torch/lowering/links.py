@@ -25,6 +25,7 @@ from shardwright.core.policies.policy import INPUT
 from shardwright.core.quantization.delayed import names_by_place
 from shardwright.core.quantization.dispatch import sent_rows
 from shardwright.core.quantization.elements import elements_of
+from shardwright.core.recipes.kernels import Device
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
 from shardwright.engine_torch.io.dtypes import torch_dtype
@@ -37,9 +38,9 @@ from shardwright.engine_torch.precision.coded import Coded, carrier_of
 from shardwright.engine_torch.precision.kernels import product_device
 
 
-def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool) -> Links:
+def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool, products_on: Device | None = None) -> Links:
     """What the mathematics needs of a plan, on one rank of its mesh. ``microbatches``: of a step, of which the plan of a stage has one;
-    ``split``: the backward pass is made in halves."""
+    ``split``: the backward pass is made in halves; ``products_on``: what multiplies codes, if not the rank's device."""
     # The experts move dispatched tokens themselves.
     moves = {
         (move.source, move.target): _Resharding.of(plan, move, ranks)
@@ -72,7 +73,7 @@ def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool) -> Lin
         loss_chunks=plan.request.loss_chunks,
         attention=_attention(plan, ranks),
         experts=_experts(plan, ranks),
-        low=_low(plan, ranks, microbatches, split=split),
+        low=_low(plan, ranks, microbatches, products_on or product_device(ranks.device.type), split=split),
         split=split,
     )
 
@@ -197,8 +198,8 @@ class _WithBackward(torch.autograd.Function):
         return passes.run_backward(cotangents[0]), None
 
 
-def _low(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool) -> dict[str, LowPrecision]:
-    scales, device = plan.delayed, product_device(ranks.device.type)
+def _low(plan: Plan, ranks: Ranks, microbatches: int, device: Device, *, split: bool) -> dict[str, LowPrecision]:
+    scales = plan.delayed
     return {
         weight.name: LowPrecision(
             quantizers={(one.product, one.operand): one.quantizer for one in weight.operands},

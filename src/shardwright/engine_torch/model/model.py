@@ -11,6 +11,7 @@ import torch
 from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import place_in_stage
+from shardwright.core.recipes.kernels import Device
 from shardwright.core.schedules.actions import Action
 from shardwright.core.stages.choice import timetable
 from shardwright.core.stages.gathering import OF_SHARED_ENDS, gathering_of
@@ -31,7 +32,7 @@ class Model:
     """The stages of a rank, by their numbers, and the timetable of its step.
 
     Without a pipeline there is one stage, number 0. The ends that all stages share are a stage of their own, on all ranks together. ``weights_on``: the device on which weights are allocated, if not the rank's.
-    ``how_many``: see ``HowMany``. ``watching``: what each action is done in, as a dry run says. ``only``: some of the stages. ``rank``: in the pipeline. ``table``: that of the step.
+    ``how_many``: see ``HowMany``. ``watching``: what each action is done in, as a dry run says. ``only``: some of the stages. ``products_on``: what multiplies codes, if not the rank's device. ``rank``: in the pipeline. ``table``: that of the step.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Model:
         weights_on: torch.device | None = None,
         how_many: HowMany = as_counted,
         only: Collection[int] | None = None,
+        products_on: Device | None = None,
     ) -> None:
         self.plan, self.ranks = plan, ranks
         pipeline, num = plan.pipeline, plan.request.microbatches
@@ -63,11 +65,11 @@ class Model:
         for number, own in plans.items():
             # No stage waits for a cotangent of the first one.
             begins = pipeline is not None and pipeline.choice.stages[number].embedding
-            links = links_of(own, inside, num, split=gathering.split and not begins)
+            links = links_of(own, inside, num, split=gathering.split and not begins, products_on=products_on)
             links = replace(links, experts=replace(links.experts, how_many=_read_once(how_many)))
             self.stages[number] = Stage(own, links, inside, weights_on, gathering)
         if plan.ends_plan is not None and (only is None or SHARED in only):
-            links = links_of(plan.ends_plan, ranks, num, split=False)
+            links = links_of(plan.ends_plan, ranks, num, split=False, products_on=products_on)
             self.stages[SHARED] = Stage(plan.ends_plan, links, ranks, weights_on, OF_SHARED_ENDS)
 
     @property

@@ -16,6 +16,9 @@ def _quotient(x: Number, y: Number) -> torch.Tensor:
     like = x if isinstance(x, torch.Tensor) else y
     assert isinstance(like, torch.Tensor)
     x, y = (one if isinstance(one, torch.Tensor) else torch.full_like(like, one) for one in (x, y))
+    if on_gpu(like):
+        # A kernel's own division is not exact. A quotient of float64 that is rounded again is: it has more than twice as many bits.
+        return torch.true_divide(x.double(), y.double()).float()
     return torch.true_divide(x, y)
 
 
