@@ -81,6 +81,16 @@ QUANTIZER = "{dtype: float8_e4m3fn, block: 1 x 128}"
             "'1 x 128'; at most 1,048,576.",
         ),
         (
+            "recipe: mine\noperands: {output: {input: {dtype: float8_e5m2, block: 1 x 32, scale_dtype: float8_e8m0fnu}}}",
+            "2:28: 'input' of 'output' has scales of float8_e8m0fnu, which are powers of two, by the rule 'exact'. Give 'scale: power "
+            "of two up', or another 'scale_dtype'.",
+        ),
+        (
+            "recipe: mine\noperands: {output: {input: {dtype: float8_e5m2, block: 1 x 32, scale: power of two up, of_tensor: true}}}",
+            "2:28: 'input' of 'output' has 'of_tensor', beside which scales of blocks are exact and float8_e4m3fn. Give 'scale_dtype: "
+            "float8_e4m3fn' and no 'scale'; its are 'power of two up' and float32.",
+        ),
+        (
             "recipe: mine\noperands: {output: {input: {dtype: float8_e5m2, block: per row, hadamard: 12}}}",
             "2:75: 'hadamard' is 12, and must be 4, 16 or 64.",
         ),

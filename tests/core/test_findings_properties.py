@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from shardwright import FindingsError, make_plan, preset_names
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
+from shardwright.core.resolution.request import Chip
 from tests.golden.findings_case import Case, findings, mine, request
 from tests.golden.typed_fix import layout_text, typed
 
@@ -35,6 +36,8 @@ def cases(draw: st.DrawFn) -> Case:
     }
     if draw(st.booleans()):
         options["devices"] = draw(st.sampled_from([4, 8, 12, 16]))
+    if draw(st.booleans()):
+        options["chip"] = Chip(name="a small chip", usable_bytes=2 ** draw(st.integers(20, 28)), source="here")
     return Case(name="SW000", model=case.model, layout=preset, neighbour={}, options=options)
 
 
@@ -171,3 +174,12 @@ def test_a_fix_that_changes_a_role_takes_out_the_option_that_the_old_role_had() 
     after = findings(typed(case, finding.fix))
     assert after
     assert not [one for one in after if one.severity == "error" or one.code == "SW101"]
+
+
+def test_a_fix_beyond_a_bound_is_none() -> None:
+    """There are no axes of more than 2^20 devices, on which a step would be tried that does not fit on so many."""
+    chip = Chip(name="a small chip", usable_bytes=2**20, source="here")
+    options = {"mesh_sizes": {"fsdp": 2**20}, "devices": 2**20, "batch": 2**20, "length": 128, "chip": chip}
+    case = Case(name="SW312", model="llama3-test", layout="fsdp", neighbour={}, options=options)
+    [finding] = [one for one in findings(case) if one.code == "SW312"]
+    assert not finding.fix

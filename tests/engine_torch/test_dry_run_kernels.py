@@ -74,4 +74,12 @@ def test_a_kernel_holds_its_results_alone() -> None:
             assert wide.is_contiguous()
             assert same == number
             del wide, total
+        with held.for_shapes():
+            with held.for_shapes():
+                held.add(torch.zeros(100))
+            before = held.now
+            held.add(torch.zeros(100))
+            assert held.now == before
+        assert fused(several)(torch.zeros(4, 6), True)[1][1] is True
+        assert fused(several)(torch.zeros(4, 6), 1)[1][1] is not True
     assert fused(several)(torch.zeros(2, 2), 1)[0].tolist() == [[1, 1], [1, 1]]

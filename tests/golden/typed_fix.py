@@ -13,6 +13,7 @@ from shardwright.layouts import FOLDER
 from tests.golden.findings_case import Case
 
 FLAGS = re.compile(r"--([a-z-]+) (\S+)")
+SHAPE = re.compile(r"--chips of a shape with (\d+) devices")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
 IN_RECIPE = " in the recipe's file"
 LEFT_OUT = re.compile(r"leave --(?P<option>[a-z-]+) out")
@@ -22,7 +23,7 @@ RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<componen
 def typed(case: Case, fix: str) -> Case:
     """The case after its fix was applied literally. Raises ValueError for a text with nothing that can be typed."""
     if fix.startswith("--"):
-        return replace(case, options=with_flags(case.options, fix.split(", or ")[0]))
+        return replace(case, options=with_flags(case.options, SHAPE.sub(r"--devices \1", fix.split(", or ")[0])))
     if fix.endswith(IN_RECIPE):
         recipe = case.options["precision"]
         made = preset(recipe) if isinstance(recipe, str) else recipe

@@ -56,7 +56,7 @@ from shardwright.core.checks.units import padded, split_units
 from shardwright.core.checks.unused import unused
 from shardwright.core.checks.updates import updates
 from shardwright.core.findings.draft import Candidate, Draft, Key
-from shardwright.core.findings.errors import FindingsError
+from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.findings.position import located
 from shardwright.core.layout.declaration import declaration
@@ -145,12 +145,12 @@ def _errors(found: Iterable[Draft]) -> set[Key]:
 
 
 def _after(candidate: Candidate, plan: Plan, resolve: Callable[[Request], Plan]) -> dict[Key, Draft] | None:
-    """The drafts of the changed request; None where there can be no plan of it, or its layout could not be read from a file."""
-    request = candidate.edit(plan.request)
+    """The drafts of the changed request; None where there can be no plan of it, as with a size that is too large, or its layout could not be read from a file."""
     try:
+        request = candidate.edit(plan.request)
         if request.layout is not plan.request.layout:
             read_layout(located(declaration(request.layout)))
         changed = resolve(request)
-    except FindingsError:
+    except (FindingsError, InputError):
         return None
     return {draft.key: draft for draft in _of_tried(changed)}

@@ -49,9 +49,9 @@ def _recipe_text(value: object) -> str:
 
 
 def devices(number: int) -> Candidate:
-    """Another number of devices; with chips, a shape with this number."""
+    """Another number of the chips that are given."""
     return Candidate(
-        text=f"--devices {number}, or --chips of a shape with {number}",
+        text=f"--chips of a shape with {number} devices",
         edit=lambda request: replace(request, devices=number),
     )
 

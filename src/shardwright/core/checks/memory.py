@@ -86,7 +86,8 @@ def _on_more_devices(plan: Plan, factor: int) -> Iterator[Candidate]:
             return
         changes.append(resized_mesh(request, {growing[0]: plan.mesh.size(growing[0]) * factor}))
     rows = rows_to_divide(plan)
-    enough = rows > 0 and rows % factor == 0
+    # 0 where there is an error about rows, with a fix of its own.
+    enough = rows % factor == 0
     if not enough:
         changes.append(option("batch", request.batch * factor))
     if request.devices is not None:

@@ -113,7 +113,7 @@ class _Blocks(NamedTuple):
 
 class _Scaled(NamedTuple):
     """``factors``: what the elements are multiplied by, one after the other. ``scales`` and ``of_tensor``: as they are stored, but that
-    those of E8M0 are bytes."""
+    powers of two in E8M0 are bytes."""
 
     factors: tuple[Any, ...]
     scales: Any
@@ -152,8 +152,9 @@ def quantize(
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
     current = amax is None and quantizer.amax == "current"
-    # With quotients between its two loops, PyTorch's compiler keeps the scaled elements of a kernel in float32.
-    if current and agree is alone and scale.rule != "exact" and quantizer.block != PER_TENSOR and on.in_rows(x):
+    # Not by exact scales: with quotients between two loops of a kernel, PyTorch's compiler stores all scaled elements in float32.
+    in_blocks = scale.rule != "exact" and not scale.of_tensor and quantizer.block != PER_TENSOR
+    if current and agree is alone and in_blocks and on.in_rows(x):
         found, scales = on.fused(_in_blocks)(x, random, quantizer, contracted_dims, on)
         return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
     if amax is not None:
@@ -184,7 +185,9 @@ def quantize_and_measure(
 
 
 def _quantized(found: Any, scaled: _Scaled, blocks: _Blocks, quantizer: Quantizer, on: Arrays) -> Quantized:
-    e8m0 = quantizer.scale.dtype == E8M0
+    scale = quantizer.scale
+    of_powers = quantizer.amax == "current" and scale.rule != "exact" and not scale.of_tensor
+    e8m0 = of_powers and scale.dtype == E8M0
     return Quantized(
         codes=on.as_codes(found, "uint8" if quantizer.dtype == E2M1 else quantizer.dtype),
         scales=on.reshape(on.as_codes(scaled.scales, E8M0) if e8m0 else scaled.scales, blocks.num),

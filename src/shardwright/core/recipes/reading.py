@@ -21,7 +21,7 @@ from shardwright.core.findings.bounds import is_integer
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.findings.position import Located, Position
-from shardwright.core.recipes.formats import FORMATS
+from shardwright.core.recipes.formats import E4M3, E8M0, FORMATS
 from shardwright.core.recipes.hadamard import SIZES
 from shardwright.core.recipes.presets import PRESETS, options_of, preset
 from shardwright.core.recipes.recipe import (
@@ -163,6 +163,7 @@ def _quantizer(node: Located, where: str) -> Quantizer:
         dtype=words.get("scale_dtype", "float32"),
         of_tensor=bool(_value(fields["of_tensor"], "of_tensor", False, ())) if "of_tensor" in fields else False,
     )
+    _check_scale(scale, node.position, where)
     hadamard = fields["hadamard"] if "hadamard" in fields and fields["hadamard"].value is not None else None
     return Quantizer(
         dtype=words["dtype"],
@@ -172,6 +173,22 @@ def _quantizer(node: Located, where: str) -> Quantizer:
         rounding=words.get("rounding", "nearest"),
         hadamard=None if hadamard is None else _size(hadamard),
     )
+
+
+def _check_scale(scale: Scale, position: Position, where: str) -> None:
+    """Scales that a format cannot hold, and a second scale beside others than it is computed with."""
+    if scale.of_tensor and (scale.rule, scale.dtype) != ("exact", E4M3):
+        raise _error(
+            position,
+            f"{where} has 'of_tensor', beside which scales of blocks are exact and {E4M3}. Give 'scale_dtype: {E4M3}' and no "
+            f"'scale'; its are '{scale.rule}' and {scale.dtype}.",
+        )
+    if scale.rule == "exact" and scale.dtype == E8M0:
+        raise _error(
+            position,
+            f"{where} has scales of {E8M0}, which are powers of two, by the rule 'exact'. Give 'scale: power of two up', or another "
+            f"'scale_dtype'.",
+        )
 
 
 def _block(node: Located) -> Block:

@@ -50,11 +50,11 @@ class Held:
     @contextmanager
     def for_shapes(self) -> Iterator[None]:
         """Nothing that is made inside is recorded: no rank holds it."""
-        self._for_shapes = True
+        before, self._for_shapes = self._for_shapes, True
         try:
             yield
         finally:
-            self._for_shapes = False
+            self._for_shapes = before
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key, size = storage_key(storage), storage.nbytes()

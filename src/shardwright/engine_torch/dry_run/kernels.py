@@ -56,7 +56,7 @@ def _shape(leaf: Any) -> Any:
 def _kind(argument: object) -> object:
     if isinstance(argument, torch.Tensor):
         return argument.shape, argument.stride(), argument.dtype
-    return tuple(map(_kind, argument)) if isinstance(argument, tuple) else argument
+    return tuple(map(_kind, argument)) if isinstance(argument, tuple) else (type(argument), argument)
 
 
 @contextmanager
