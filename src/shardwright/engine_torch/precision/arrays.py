@@ -32,7 +32,8 @@ def _largest(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
         return x.new_zeros([1 if dim in dims else size for dim, size in enumerate(x.shape)])
     if not on_gpu(x):
         return x.amax(dims, keepdim=True)
-    # Dim by dim, the first of which are neighbours in memory: a reduction over all at once is divided at places that no row begins at.
+    # Dim by dim, first along the one whose elements are neighbours in memory: a compiler divides a reduction over all dims in the
+    # middle of rows, and takes a remainder for each element.
     first = x.stride(dims[0]) < x.stride(dims[-1])
     for dim in (dims[0], *dims[:0:-1]) if first else dims[::-1]:
         x = x.amax(dim, keepdim=True)
