@@ -62,9 +62,10 @@ def quantizers_of(recipe: str) -> Iterator[tuple[Product, Operand]]:
 
 
 def assert_same_codes(recipe: str, place: tuple[Product, Operand], x: torch.Tensor, device: str) -> None:
-    """Of ``x`` and of its transpose, on a device and operation by operation on a CPU."""
+    """Of ``x`` and of its transpose, on a device and operation by operation on a CPU; also of 192 columns, whose loads are wide."""
     quantizer = preset(recipe).quantizers[place]
-    for one in (x, x.T):
+    wide = x[:, :192].contiguous()
+    for one in (x, x.T, wide, wide.T):
         given = {}
         if quantizer.amax == "delayed":
             given["factor"] = torch.tensor(3.7)
@@ -159,6 +160,23 @@ def test_a_gpu_s_kernels_have_the_results_of_operations() -> None:
         results.append([made, *torch.autograd.grad(made.square().sum(), own)])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(theirs.cpu(), ours, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_kernel_knows_which_sizes_are_multiples_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel with wide loads serves all such sizes, and none else."""
+    made: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        made.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    numbers = []
+    for shape in ((32, 48), (64, 16), (32, 50), (48, 34), (3, 32), (5, 64), (7, 9), (11, 13), (128, 80)):
+        assert torch.equal(fused(torch.neg)(torch.ones(shape)), -torch.ones(shape))
+        numbers.append(len(made))
+    assert numbers == [1, 1, 2, 2, 3, 3, 4, 4, 4]
 
 
 @pytest.mark.usefixtures("traced")

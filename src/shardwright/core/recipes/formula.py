@@ -151,19 +151,16 @@ def quantize(
     assert (random is not None) == (quantizer.rounding == "stochastic"), quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
-    current = amax is None and quantizer.amax == "current"
+    if quantizer.amax == "delayed":
+        found, scales = on.fused(_by_factor)(x, factor, random, quantizer, contracted_dims, on)
+        return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
     # Not by exact scales: with quotients between two loops of a kernel, PyTorch's compiler stores all scaled elements in float32.
     in_blocks = scale.rule != "exact" and not scale.of_tensor and quantizer.block != PER_TENSOR
-    if current and agree is alone and in_blocks and on.in_rows(x):
+    if amax is None and agree is alone and in_blocks and on.in_rows(x):
         found, scales = on.fused(_in_blocks)(x, random, quantizer, contracted_dims, on)
         return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
-    if amax is not None:
-        amax = blocks.beside(amax, on)
-    elif current:
-        amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on)
-    if quantizer.amax == "delayed":
-        scaled = on.fused(_of_factor)(blocks.beside(factor, on), on)
-    elif scale.of_tensor:
+    amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on) if amax is None else blocks.beside(amax, on)
+    if scale.of_tensor:
         amax = agree(amax, "block")
         of_tensor = agree(_of_tensor(amax, blocks, on), "tensor")
         scaled = _two_levels(amax, of_tensor, element, on)
@@ -179,9 +176,8 @@ def quantize_and_measure(
     """As ``quantize``, of an operand with a delayed amax; and ``amax_of`` it, for the factors to come. Both read it once."""
     assert quantizer.amax == "delayed", quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
-    scaled = on.fused(_of_factor)(blocks.beside(factor, on), on)
-    found, amax = on.fused(_measured_bytes)(x, scaled.factors, random, quantizer, contracted_dims, on)
-    return _quantized(found, scaled, blocks, quantizer, on), amax
+    found, scales, amax = on.fused(_by_factor_and_measured)(x, factor, random, quantizer, contracted_dims, on)
+    return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on), amax
 
 
 def _quantized(found: Any, scaled: _Scaled, blocks: _Blocks, quantizer: Quantizer, on: Arrays) -> Quantized:
@@ -200,11 +196,18 @@ def _in_blocks(x: Any, random: Any, quantizer: Quantizer, contracted_dims: int, 
     return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales
 
 
-def _measured_bytes(
-    x: Any, factors: tuple[Any, ...], random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
+def _by_factor(
+    x: Any, factor: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
 ) -> tuple[Any, Any]:
+    factor = _Blocks.of(x.shape, quantizer.block, contracted_dims).beside(factor, on)
+    return _scaled_bytes(x, (factor,), random, quantizer, contracted_dims, on), on.quotient(1.0, factor)
+
+
+def _by_factor_and_measured(
+    x: Any, factor: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
+) -> tuple[Any, Any, Any]:
     amax = _amax(x, quantizer.block, contracted_dims, on)
-    return _scaled_bytes(x, factors, random, quantizer, contracted_dims, on), amax
+    return *_by_factor(x, factor, random, quantizer, contracted_dims, on), amax
 
 
 def _amax(x: Any, block: Block, contracted_dims: int, on: Arrays) -> Any:
@@ -267,10 +270,6 @@ def dequantize(
     for factor in factors:
         values = values * factor
     return blocks.joined(values, on)
-
-
-def _of_factor(factor: Any, on: Arrays) -> _Scaled:
-    return _Scaled(factors=(factor,), scales=on.quotient(1.0, factor))
 
 
 def _of_amax(amax: Any, quantizer: Quantizer, on: Arrays) -> _Scaled:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial, wraps
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,8 @@ from shardwright.engine_torch.io.recomputation import joined
 
 T = TypeVar("T")
 _IMAGINED: ContextVar[Callable[..., Any] | None] = ContextVar("imagined", default=None)
+_WIDE = 16
+"""Of sizes, in elements: what Triton needs to know of them."""
 _MOST = 4096
 """The calls that are remembered: those of experts have other sizes in each step."""
 
@@ -80,12 +83,28 @@ class _Compiled:
             # The options of a compilation take as long as a call does.
             with many_shapes():
                 # Not before it is needed: it imports the compiler, for seconds.
-                self.compiled = self.compiled or torch.compile(self.function, dynamic=True)
+                self.compiled = self.compiled or torch.compile(_of_multiples(self.function), dynamic=True)
                 result = self.compiled(*plain)
             if len(self.seen) == _MOST:
                 self.seen.clear()
             self.seen[key] = [one for one in plain if not isinstance(one, torch.Tensor | tuple)]
             return result
+
+
+def _of_multiples(function: Callable[..., T]) -> Callable[..., T]:
+    """The same, of which the compiler knows for each size of the first argument whether ``_WIDE`` divides it. Where it does, a kernel reads
+    and writes 16 bytes at once in place of one element: it took a half to a third of the time on an H200."""
+
+    def whole(x: torch.Tensor, *others: Any) -> T:
+        for size in (*x.shape, x.numel()):
+            # Asking is enough: what is answered while a function is traced holds for all of its calls.
+            if size % _WIDE:
+                continue
+        return function(x, *others)
+
+    # PyTorch counts and searches what it has compiled by the code of a function: each has its own.
+    own = whole.__code__.replace(co_name=function.__name__)
+    return FunctionType(own, whole.__globals__, function.__name__, None, whole.__closure__)
 
 
 def _kind(argument: object) -> object:

@@ -18,6 +18,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from shardwright.core.recipes.formula import dequantize
+from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision, halves_wanted
@@ -222,10 +223,13 @@ def _sums(
             for found, one in zip(codes, groups, strict=True)
         ]
         operands.append(narrow if all_narrow else [one.to(dtype) for one in narrow])
-    if narrow_operands:
-        pairs = zip(*narrow_operands, strict=True)
-        if name == "weight_gradient":
-            # Rows of the result are contiguous, and those of a weight's gradient are its outputs.
-            return [multiplied(kernel, y, x).T for x, y in pairs], amaxes
-        return [multiplied(kernel, x, y) for x, y in pairs], amaxes
-    return [x @ y.T for x, y in zip(*operands, strict=True)], amaxes
+    # Rows of a product are contiguous, and those of a weight's gradient are its outputs.
+    turns = name == "weight_gradient"
+    pairs = zip(*(narrow_operands or operands), strict=True)
+    made = [_product(kernel, *((y, x) if turns else (x, y))) for x, y in pairs]
+    return [one.T for one in made] if turns else made, amaxes
+
+
+def _product(kernel: KernelName, x: Any, y: Any) -> torch.Tensor:
+    """Of codes, or of values or operands that no recipe quantizes."""
+    return multiplied(kernel, x, y) if isinstance(x, Narrow) else x @ y.T
