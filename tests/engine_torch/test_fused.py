@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
+from itertools import chain
 
 import pytest
 import torch
@@ -163,8 +164,8 @@ def test_a_gpu_s_kernels_have_the_results_of_operations() -> None:
 
 
 @pytest.mark.usefixtures("traced")
-def test_a_kernel_knows_which_sizes_are_multiples_of_16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel with wide loads serves all such sizes, and none else."""
+def test_a_kernel_serves_all_sizes_that_a_width_divides_and_none_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has wide loads and stores."""
     made: list[object] = []
 
     def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
@@ -173,10 +174,12 @@ def test_a_kernel_knows_which_sizes_are_multiples_of_16(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     numbers = []
-    for shape in ((32, 48), (64, 16), (32, 50), (48, 34), (3, 32), (5, 64), (7, 9), (11, 13), (128, 80)):
+    of_128, of_16, of_none = ((256, 384), (384, 512)), ((32, 48), (144, 80), (128 + 16, 32)), ((7, 9), (130, 13))
+    mixed = ((256, 48), (512, 80)), ((256, 7), (384, 9))
+    for shape in chain(of_128, of_16, of_none, *mixed, of_128, of_16, of_none):
         assert torch.equal(fused(torch.neg)(torch.ones(shape)), -torch.ones(shape))
         numbers.append(len(made))
-    assert numbers == [1, 1, 2, 2, 3, 3, 4, 4, 4]
+    assert numbers == [1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 5, *[5] * 7]
 
 
 @pytest.mark.usefixtures("traced")

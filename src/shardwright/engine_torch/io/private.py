@@ -171,7 +171,11 @@ def many_shapes() -> AbstractContextManager[object]:
     from torch import _dynamo
 
     return _dynamo.config.patch(
-        recompile_limit=256, accumulated_recompile_limit=4096, specialize_int=True, suppress_errors=True
+        recompile_limit=256,
+        accumulated_recompile_limit=4096,
+        specialize_int=True,
+        specialize_float=True,
+        suppress_errors=True,
     )
 
 
