@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial, wraps
 from types import FunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -68,32 +68,53 @@ def is_fused(x: object) -> bool:
     return type(x) in (torch.Tensor, torch.nn.Parameter) and x.is_cuda and not torch.compiler.is_compiling()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class _Call(NamedTuple):
+    """What the same arguments have met before. ``shapes``: of the views, and None where an argument is as it is; ``kept``: what the identities
+    in the key are of."""
+
+    compiled: Callable[..., Any]
+    shapes: Sequence[Sequence[int] | None]
+    kept: Sequence[object]
+
+
 class _Compiled:
-    """A function as kernels. ``made``: for each way to divide its arguments. ``seen``: what it has been called with; the values are what the
-    identities in the keys are of."""
+    """A function as kernels. ``made``: for each way to divide its arguments. ``seen``: what it has been called with."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.__qualname__ = function, function.__qualname__
         self.made: dict[tuple[_Divided, ...], Callable[..., Any]] = {}
-        self.seen: dict[tuple[object, ...], Sequence[object]] = {}
+        self.seen: dict[tuple[object, ...], _Call] = {}
 
     def __call__(self, *arguments: Any) -> Any:
+        key = tuple(map(_kind, arguments))
+        call = self.seen.get(key)
         with torch.no_grad():
-            plain = [one.detach() if isinstance(one, torch.Tensor) else one for one in arguments]
-            key, divided = tuple(map(_kind, plain)), tuple(map(_divided, plain))
-            views = [_view(one, of) if of else one for one, of in zip(plain, divided, strict=True)]
-            if key in self.seen:
-                return self.made[divided](*views)
+            if call is not None:
+                return call.compiled(*_views(arguments, call.shapes))
+            call = self._call(arguments)
             # The options of a compilation take as long as a call does.
             with many_shapes():
-                if divided not in self.made:
-                    # Not before it is needed: it imports the compiler, for seconds.
-                    self.made[divided] = torch.compile(_of_views(self.function, divided), dynamic=True)
-                result = self.made[divided](*views)
-            if len(self.seen) == _MOST:
-                self.seen.clear()
-            self.seen[key] = [one for one in plain if not isinstance(one, torch.Tensor | tuple)]
-            return result
+                result = call.compiled(*_views(arguments, call.shapes))
+        if len(self.seen) == _MOST:
+            self.seen.clear()
+        self.seen[key] = call
+        return result
+
+    def _call(self, arguments: Sequence[object]) -> _Call:
+        divided = tuple(map(_divided, arguments))
+        if divided not in self.made:
+            # Not before it is needed: it imports the compiler, for seconds.
+            self.made[divided] = torch.compile(_of_views(self.function, divided), dynamic=True)
+        shapes = [
+            _shape(one, of) if isinstance(one, torch.Tensor) else None
+            for one, of in zip(arguments, divided, strict=True)
+        ]
+        kept = [one for one in arguments if not isinstance(one, torch.Tensor | tuple)]
+        return _Call(self.made[divided], shapes, kept)
+
+
+def _views(arguments: Sequence[Any], shapes: Sequence[Sequence[int] | None]) -> list[Any]:
+    return [one if shape is None else one.detach().view(shape) for one, shape in zip(arguments, shapes, strict=True)]
 
 
 def _divided(argument: object) -> _Divided:
@@ -104,12 +125,12 @@ def _divided(argument: object) -> _Divided:
     return tuple((dim, width) for dim, width in widths if width and argument.shape[dim])
 
 
-def _view(x: torch.Tensor, divided: _Divided) -> torch.Tensor:
+def _shape(x: torch.Tensor, divided: _Divided) -> Sequence[int]:
     """Each of these dims as two, of which the second has as many elements as the width."""
     shape = list(x.shape)
     for dim, width in reversed(divided):
         shape[dim : dim + 1] = shape[dim] // width, width
-    return x.view(shape)
+    return shape
 
 
 def _of_views(function: Callable[..., T], divided: Sequence[_Divided]) -> Callable[..., T]:
