@@ -153,12 +153,12 @@ def quantize(
     element, scale = FORMATS[quantizer.dtype], quantizer.scale
     if quantizer.amax == "delayed":
         found, scales = on.fused(_by_factor)(x, factor, random, quantizer, contracted_dims, on)
-        return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
+        return _quantized(found, scales, None, blocks, quantizer, on)
     # Not by exact scales: with quotients between two loops of a kernel, PyTorch's compiler stores all scaled elements in float32.
     in_blocks = scale.rule != "exact" and not scale.of_tensor and quantizer.block != PER_TENSOR
     if amax is None and agree is alone and in_blocks and on.in_rows(x):
         found, scales = on.fused(_in_blocks)(x, random, quantizer, contracted_dims, on)
-        return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on)
+        return _quantized(found, scales, None, blocks, quantizer, on)
     amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on) if amax is None else blocks.beside(amax, on)
     if scale.of_tensor:
         amax = agree(amax, "block")
@@ -167,7 +167,7 @@ def quantize(
     else:
         scaled = on.fused(_of_amax)(agree(amax, "block"), quantizer, on)
     found = on.fused(_scaled_bytes)(x, scaled.factors, random, quantizer, contracted_dims, on)
-    return _quantized(found, scaled, blocks, quantizer, on)
+    return _quantized(found, scaled.scales, scaled.of_tensor, blocks, quantizer, on)
 
 
 def quantize_and_measure(
@@ -177,17 +177,17 @@ def quantize_and_measure(
     assert quantizer.amax == "delayed", quantizer
     blocks = _Blocks.of(x.shape, quantizer.block, contracted_dims)
     found, scales, amax = on.fused(_by_factor_and_measured)(x, factor, random, quantizer, contracted_dims, on)
-    return _quantized(found, _Scaled(factors=(), scales=scales), blocks, quantizer, on), amax
+    return _quantized(found, scales, None, blocks, quantizer, on), amax
 
 
-def _quantized(found: Any, scaled: _Scaled, blocks: _Blocks, quantizer: Quantizer, on: Arrays) -> Quantized:
+def _quantized(found: Any, scales: Any, of_tensor: Any, blocks: _Blocks, quantizer: Quantizer, on: Arrays) -> Quantized:
     scale = quantizer.scale
     of_powers = quantizer.amax == "current" and scale.rule != "exact" and not scale.of_tensor
     e8m0 = of_powers and scale.dtype == E8M0
     return Quantized(
         codes=on.as_codes(found, "uint8" if quantizer.dtype == E2M1 else quantizer.dtype),
-        scales=on.reshape(on.as_codes(scaled.scales, E8M0) if e8m0 else scaled.scales, blocks.num),
-        of_tensor=None if scaled.of_tensor is None else on.reshape(scaled.of_tensor, blocks.leading),
+        scales=on.reshape(on.as_codes(scales, E8M0) if e8m0 else scales, blocks.num),
+        of_tensor=None if of_tensor is None else on.reshape(of_tensor, blocks.leading),
     )
 
 
