@@ -2,7 +2,7 @@
 
 Operation by operation, PyTorch reads and writes the entire tensor in each: the codes of a tensor took 20 times as long on an H100 as one
 pass does. So ``torch.compile`` makes kernels of such a function, for the GPU alone: a CPU has it as it is written. A kernel serves all
-sizes of its operands, since the rows of experts are others in each step.
+sizes that the same widths divide, since the rows of experts are others in each step.
 
 A kernel computes float32 as the operations do. What is exact stays so: bits, comparisons, casts, single products. Sums over a dim
 may be added in another order, and roots and exponentials may differ in their last bit.
