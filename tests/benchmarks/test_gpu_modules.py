@@ -18,10 +18,10 @@ SMALL = Size(hidden=128, inner=256, tokens=128)
 
 def test_every_recipe_is_measured() -> None:
     found = measured(SMALL, "cpu", 1)
-    assert [name for name, _, _ in found] == ["bfloat16", *RECIPES[1:]]
-    assert all(seconds > 0 for _, seconds, _ in found)
+    assert [one.recipe for one in found] == ["bfloat16", *RECIPES[1:]]
+    assert all(min(one.waited, one.in_a_row) > 0 for one in found)
     # A CPU multiplies values in both.
-    assert [share for _, _, share in found] == [0] * len(found)
+    assert [one.apart for one in found] == [0] * len(found)
 
 
 @pytest.mark.parametrize(("wrong", "is_found"), [(1.0, False), (1 + 2.0**-5, True)])

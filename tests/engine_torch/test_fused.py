@@ -12,7 +12,7 @@ import torch
 from shardwright.core.policies.runs import Run
 from shardwright.core.recipes.formula import amax_of, quantize_and_measure
 from shardwright.core.recipes.presets import PRESETS, preset
-from shardwright.core.recipes.recipe import Operand, Product
+from shardwright.core.recipes.recipe import PER_TENSOR, Operand, Product
 from shardwright.engine_torch.io import fused as module
 from shardwright.engine_torch.io.fused import fused
 from shardwright.engine_torch.io.recomputation import recomputed
@@ -83,6 +83,9 @@ def assert_same_codes(recipe: str, place: tuple[Product, Operand], x: torch.Tens
         if quantizer.amax == "delayed":
             codes, amax = quantize_and_measure(one, quantizer, arrays.ARRAYS, **given)
             assert_equal_bytes([*codes, amax], expected, f"{recipe} {place}, measured")
+        elif quantizer.block == PER_TENSOR:
+            by_amax = codes_of(one, quantizer, found[-1].flatten(), **given)
+            assert_equal_bytes(by_amax, expected[:-1], f"{recipe} {place}, with its amax")
         if device == "cuda":
             assert found[0].is_contiguous()
 

@@ -127,7 +127,17 @@ def request(case: Case) -> Request:
 
 
 def findings(case: Case) -> tuple[Finding, ...]:
-    """Every finding of a case, as a user gets them: those of the reading, of the mesh, or of the plan."""
+    """Every finding of a case, as a user gets them: those of the reading, of the mesh, or of the plan. Several tests ask for each."""
+    text = repr(case)
+    if text not in _FOUND:
+        _FOUND[text] = _found(case)
+    return _FOUND[text]
+
+
+_FOUND: dict[str, tuple[Finding, ...]] = {}
+
+
+def _found(case: Case) -> tuple[Finding, ...]:
     try:
         plan = make_plan(request(case))
         return price(plan, read_machine(case.chips)).findings if case.chips else plan.findings

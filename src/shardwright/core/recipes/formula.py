@@ -144,7 +144,7 @@ def quantize(
 ) -> Quantized:
     """Codes and scales of an operand, any float dtype, whose last ``contracted_dims`` dims the product contracts.
 
-    ``amax``: of each block, int32, where it is known. ``factor``: what the elements are multiplied by where the amax is delayed, one number for each tensor among the leading dims.
+    ``amax``: of each block, int32, where it is known and agreed on. ``factor``: what the elements are multiplied by where the amax is delayed, one number for each tensor among the leading dims.
     ``random``: where rounding is stochastic, int32 of the operand's shape, uniform from 0 to 2^24 - 1.
     """
     assert (factor is not None) == (quantizer.amax == "delayed"), quantizer
@@ -158,6 +158,9 @@ def quantize(
     in_blocks = scale.rule != "exact" and not scale.of_tensor and quantizer.block != PER_TENSOR
     if amax is None and agree is alone and in_blocks and on.in_rows(x):
         found, scales = on.fused(_in_blocks)(x, random, quantizer, contracted_dims, on)
+        return _quantized(found, scales, None, blocks, quantizer, on)
+    if amax is not None and quantizer.block == PER_TENSOR and not scale.of_tensor:
+        found, scales = on.fused(_by_amax)(x, amax, random, quantizer, contracted_dims, on)
         return _quantized(found, scales, None, blocks, quantizer, on)
     amax = on.fused(_amax)(x, quantizer.block, contracted_dims, on) if amax is None else blocks.beside(amax, on)
     if scale.of_tensor:
@@ -193,6 +196,14 @@ def _quantized(found: Any, scales: Any, of_tensor: Any, blocks: _Blocks, quantiz
 
 def _in_blocks(x: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays) -> tuple[Any, Any]:
     scaled = _of_amax(_amax(x, quantizer.block, contracted_dims, on), quantizer, on)
+    return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales
+
+
+def _by_amax(
+    x: Any, amax: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
+) -> tuple[Any, Any]:
+    amax = _Blocks.of(x.shape, quantizer.block, contracted_dims).beside(amax, on)
+    scaled = _of_amax(amax, quantizer, on)
     return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales
 
 

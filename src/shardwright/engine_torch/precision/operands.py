@@ -59,15 +59,14 @@ def codes_of(
     delayed amax. ``random``: the numbers of stochastic rounding.
     """
 
-    of_blocks = agreed if shared_by(quantizer) == "block" else None
-
+    of_blocks = shared_by(quantizer) == "block"
     return quantize(
         x.detach(),
         quantizer,
         ARRAYS,
         contracted_dims=contracted_dims,
-        agree=to_agreed(agreed, quantizer),
-        amax=of_blocks,
+        agree=alone if of_blocks else to_agreed(agreed, quantizer),
+        amax=agreed if of_blocks else None,
         factor=factor,
         random=random,
     )
