@@ -71,7 +71,7 @@ CASES = (
     case("deepseek3-test", "ep", fsdp=4, expert=4, remat="none@moe_layers+full"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, remat="full@0:4:3+dots@::2+none"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, precision="fp8-current"),
-    case("llama3-test", "fsdp-tp", fsdp=4, tensor=2, precision="mxfp8", gather_quantized="true"),
+    case("llama3-test num_layers=2", "fsdp-tp", fsdp=4, tensor=2, precision="mxfp8", gather_quantized="true"),
     case("llama3-test", "hsdp", data=4, fsdp=4, remat="none", precision="fp8-row", gather_quantized="true"),
     case("mixtral-test", "ep-as-cp", fsdp=4, expert=4, precision="fp8-current", gather_quantized="true"),
     case("llama3-test", "cp", fsdp=4, context=4),
@@ -95,7 +95,15 @@ CASES = (
     case("llama3-test", "zero-tp", data=2, replica=2, tensor=4, microbatches=4),
     case("mixtral-test", "zero-ep", data=2, fsdp=2, expert=4, microbatches=4),
     case("mixtral-test", "zero-ep", data=2, fsdp=2, expert=4, precision="fp8-row", gather_quantized="true"),
-    case("mixtral-test", "ep", fsdp=4, expert=4, precision="mxfp8", dispatch_quantized="true", dtype="bfloat16"),
+    case(
+        "mixtral-test num_layers=2",
+        "ep",
+        fsdp=4,
+        expert=4,
+        precision="mxfp8",
+        dispatch_quantized="true",
+        dtype="bfloat16",
+    ),
     case(
         "deepseek3-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4, precision="fp8-row", dispatch_quantized="true"
     ),
@@ -103,10 +111,18 @@ CASES = (
     case("mixtral-test", "kept-ep", fsdp=4, expert=4, remat="dots"),
     case("mixtral-test", "ep", fsdp=2, expert=4, precision="fp8-current", rest_quantized="true", **RESTING),
     RESTING_BLOCKS,
-    case("deepseek3-test", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4, precision="fp8-current"),
+    case(
+        "deepseek3-test num_layers=2", "ep-as-cp", {"move_attention": "ring"}, fsdp=4, expert=4, precision="fp8-current"
+    ),
     case("llama3-test", "cp", fsdp=4, context=4, remat="keep=residual.middle,attention.keys_attended"),
     case("llama3-test", "cp", {"move_attention": "ring"}, fsdp=4, context=4, remat="keep=attention.attended,mlp.gate"),
-    case("deepseek3-test", "ep", fsdp=4, expert=4, remat="keep=moe.dispatched,attention.latent,host=residual.stream"),
+    case(
+        "deepseek3-test num_layers=2",
+        "ep",
+        fsdp=4,
+        expert=4,
+        remat="keep=moe.dispatched,attention.latent,host=residual.stream",
+    ),
     case("mixtral-test", "ep", fsdp=4, expert=4, remat="dots,host=router.returned,recompute=router.scores@::2+none"),
     case("deepseek3-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4, remat="keep=moe.output,moe.gate,moe.up"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, precision="fp8-current", remat="keep=mlp.gate,mlp.up"),
@@ -128,7 +144,8 @@ def plan_of(one: Case) -> Plan:
     if "precision" in options:
         given = {name: bool(options.pop(name, "")) for name in OF_CODES}
         options["precision"] = replace(preset(str(options["precision"])), **given)
-    table = model_table(one.model)
+    name, *settings = one.model.split()
+    table = build(name, dict(setting.split("=") for setting in settings))
     return make_plan(Request(layout=layout, table=table, mesh_sizes=dict(one.sizes), engine="torch", **options))  # pyright: ignore[reportArgumentType]
 
 
