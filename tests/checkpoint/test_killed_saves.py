@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.matrix import rest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -25,7 +27,7 @@ def test_killed_at_random_moments(tmp_path: Path, writers: int) -> None:
     assert "writing" in ended.stdout
 
 
-@pytest.mark.parametrize("fault", ["renamed before it is whole", "deleted under its name"])
+@pytest.mark.parametrize("fault", ["renamed before it is whole", rest("deleted under its name")])
 def test_an_unsafe_store_is_detected(tmp_path: Path, fault: str) -> None:
     ended = killed(tmp_path, "--kills", "400", "--fault", fault)
     assert ended.returncode == 1, ended.stdout
