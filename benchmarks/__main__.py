@@ -24,6 +24,7 @@ COMMANDS = (
     "calibration",
     "gpu",
     "gpu_modules",
+    "module_host",
 )
 SHARING = {"step", "moe", "scale"}
 """Commands that time some of the same programs, and never their compilation."""

@@ -1,5 +1,5 @@
 """A LayerNormMLP 4,096 wide on 16,384 tokens, forward and backward, on one GPU: under each recipe against bfloat16, and its products
-against those of the values of its codes.
+against those of the values of its codes. As it is, in a CUDA graph, and compiled whole from PyTorch 2.13 on.
 
 python -m benchmarks.gpu_modules [--quick]
 """
@@ -7,11 +7,12 @@ python -m benchmarks.gpu_modules [--quick]
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from unittest import mock
 
 import torch
@@ -38,9 +39,16 @@ class Size:
 
 FULL = Size(hidden=4096, inner=16384, tokens=16384)
 Pass = Callable[[], list[torch.Tensor]]
+Way = Literal["as it is", "graphed", "compiled"]
 
 
-def pass_of(recipe: str | None, size: Size, device: str) -> Pass:
+def ways_of(device: str) -> list[Way]:
+    """In which a pass can be started here."""
+    compiled = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+    return ["as it is", *(["graphed"] if device == "cuda" else []), *(["compiled"] if compiled else [])]
+
+
+def pass_of(recipe: str | None, size: Size, device: str, way: Way = "as it is") -> Pass:
     """A forward and a backward pass of a module on tokens in bfloat16: its output, and the gradients of input and parameters."""
     torch.manual_seed(0)
     module = LayerNormMLP(
@@ -54,17 +62,22 @@ def pass_of(recipe: str | None, size: Size, device: str) -> Pass:
     )
     x = torch.randn(size.tokens, size.hidden, device=device, dtype=torch.bfloat16, requires_grad=True)
     cotangent = torch.randn_like(x) / size.tokens
+    run: Callable[[torch.Tensor], torch.Tensor] = module
 
     def go() -> list[torch.Tensor]:
         x.grad = None
         module.zero_grad(set_to_none=True)
-        y = module(x)
+        y = run(x)
         y.backward(cotangent)
         return [y.detach(), *(one.grad for one in (x, *module.parameters()) if one.grad is not None)]
 
     if recipe == "fp8-delayed":
         go()
         update_scales(module)
+    if way == "graphed":
+        run = torch.cuda.make_graphed_callables(module, (x,))  # pyright: ignore[reportAssignmentType]
+    if way == "compiled":
+        run = torch.compile(module, fullgraph=True)
     return go
 
 
@@ -111,33 +124,43 @@ def _wait(device: str) -> None:
 
 
 class Measured(NamedTuple):
-    """Of a recipe, the seconds of a pass that is waited for and of one in a row, and how far its products are from those of values."""
+    """Of a recipe, the seconds of a pass that is waited for and of one in a row, and as it is how far its products are from those of values."""
 
     recipe: str
+    way: Way
     waited: float
     in_a_row: float
-    apart: float
+    apart: float | None
 
 
-def measured(size: Size, device: str, times: int) -> list[Measured]:
-    """All recipes, bfloat16 first."""
+def measured(size: Size, device: str, times: int, ways: Sequence[Way]) -> list[Measured]:
+    """All recipes in each way, bfloat16 first."""
     found = []
-    for recipe in RECIPES:
-        go = pass_of(recipe, size, device)
-        one = Measured(recipe or "bfloat16", *seconds(go, device, times), apart(go))
-        print(f"{one.recipe}: {1e3 * one.waited:.2f} ms, in a row {1e3 * one.in_a_row:.2f} ms", flush=True)
+    for way, recipe in product(ways, RECIPES):
+        go = pass_of(recipe, size, device, way)
+        taken = seconds(go, device, times)
+        one = Measured(recipe or "bfloat16", way, *taken, apart(go) if way == "as it is" else None)
+        print(f"{one.recipe}, {way}: {1e3 * one.waited:.2f} ms, in a row {1e3 * one.in_a_row:.2f} ms", flush=True)
         found.append(one)
     return found
 
 
-def _row(one: Measured, plain: Measured) -> list[str]:
+def times_as_fast(one: Measured, found: Sequence[Measured]) -> tuple[float, float]:
+    """As bfloat16 in the same way: waited for, and in a row."""
+    plain = next(each for each in found if (each.recipe, each.way) == ("bfloat16", one.way))
+    return plain.waited / one.waited, plain.in_a_row / one.in_a_row
+
+
+def _row(one: Measured, found: Sequence[Measured]) -> list[str]:
+    alone, in_a_row = times_as_fast(one, found)
     return [
         one.recipe,
+        one.way,
         f"{1e3 * one.waited:.2f}",
-        f"{plain.waited / one.waited:.2f}",
+        f"{alone:.2f}",
         f"{1e3 * one.in_a_row:.2f}",
-        f"{plain.in_a_row / one.in_a_row:.2f}",
-        f"{one.apart:.1e}",
+        f"{in_a_row:.2f}",
+        "" if one.apart is None else f"{one.apart:.1e}",
     ]
 
 
@@ -148,17 +171,23 @@ def main() -> None:
         print("no GPU: PyTorch sees none. Nothing was measured.")
         return
     name = torch.cuda.get_device_name()
-    found = measured(FULL, "cuda", 5 if options.quick else 30)
-    plain = found[0]
-    alone = max(plain.waited / one.waited for one in found[1:])
-    in_a_row = max(plain.in_a_row / one.in_a_row for one in found[1:])
-    beyond = [one.recipe for one in found if one.apart > BOUND]
+    found = measured(FULL, "cuda", 5 if options.quick else 30, ways_of("cuda"))
+    alone, in_a_row = (max(times) for times in zip(*(times_as_fast(one, found) for one in found), strict=True))
+    beyond = [one.recipe for one in found if one.apart is not None and one.apart > BOUND]
     keep(
         Found(
             name="gpu_modules",
             title=f"LayerNormMLP {FULL.hidden:,} x {FULL.inner:,} on {FULL.tokens:,} tokens, forward and backward",
-            columns=["recipe", "ms", "times as fast", "ms, in a row", "times as fast", "from products of values"],
-            rows=[_row(one, plain) for one in found],
+            columns=[
+                "recipe",
+                "started",
+                "ms",
+                "times as fast",
+                "ms, in a row",
+                "times as fast",
+                "from products of values",
+            ],
+            rows=[_row(one, found) for one in found],
             headline=f"{in_a_row:.2f} times as fast as bfloat16 in a row, {alone:.2f} alone; the aim is {AIM}",
             notes=(
                 "Passes are waited for, each; those in a row are not, so that Python starts one while the GPU computes another.",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.gpu_modules import BOUND, RECIPES, Size, apart, measured, of_values, pass_of
+from benchmarks.gpu_modules import BOUND, RECIPES, Size, Way, apart, measured, of_values, pass_of, ways_of
 from shardwright.core.recipes.kernels import Device
 from shardwright.engine_torch.modules.parts import precision
 
@@ -17,7 +17,7 @@ SMALL = Size(hidden=128, inner=256, tokens=128)
 
 
 def test_every_recipe_is_measured() -> None:
-    found = measured(SMALL, "cpu", 1)
+    found = measured(SMALL, "cpu", 1, ["as it is"])
     assert [one.recipe for one in found] == ["bfloat16", *RECIPES[1:]]
     assert all(min(one.waited, one.in_a_row) > 0 for one in found)
     # A CPU multiplies values in both.
@@ -39,6 +39,14 @@ def test_products_of_codes_are_compared_with_those_of_values(
     monkeypatch.setattr(precision, "product_device", Mock(return_value=Device(kind="GPU", capability=(9, 0))))
     assert (apart(pass_of("fp8-current", Size(hidden=32, inner=32, tokens=32), "cpu")) > BOUND) == is_found
     assert len(calls) == 6  # Of two weights; those of values are none.
+
+
+# PyTorch's own, of what it traces.
+@pytest.mark.filterwarnings("ignore:<class .torch.autograd.function.Function.> should not be instantiated")
+@pytest.mark.parametrize("way", ways_of("cpu"))
+def test_a_pass_is_the_same_in_every_way(way: Way) -> None:
+    made = (pass_of(None, SMALL, "cpu", each)() for each in ("as it is", way))
+    assert all(torch.allclose(one, other, rtol=0.02, atol=1e-4) for one, other in zip(*made, strict=True))
 
 
 def test_passes_have_all_gradients() -> None:

@@ -37,12 +37,12 @@ ALL_AGAIN = Run(
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPUs count as GPUs here, and what the compiler has traced is computed as it is: whether all of it can be traced."""
-    fused.cache_clear()
+    module.in_one_pass.cache_clear()
     monkeypatch.setattr(module, "is_fused", lambda x: type(x) in (torch.Tensor, torch.nn.Parameter))
     monkeypatch.setattr(arrays, "on_gpu", lambda _: True)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     yield
-    fused.cache_clear()
+    module.in_one_pass.cache_clear()
 
 
 def edges(dtype: torch.dtype, *, finite: bool) -> torch.Tensor:

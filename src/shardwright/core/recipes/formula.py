@@ -199,9 +199,7 @@ def _in_blocks(x: Any, random: Any, quantizer: Quantizer, contracted_dims: int, 
     return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales
 
 
-def _by_amax(
-    x: Any, amax: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays
-) -> tuple[Any, Any]:
+def _by_amax(x: Any, amax: Any, random: Any, quantizer: Quantizer, contracted_dims: int, on: Arrays) -> tuple[Any, Any]:
     amax = _Blocks.of(x.shape, quantizer.block, contracted_dims).beside(amax, on)
     scaled = _of_amax(amax, quantizer, on)
     return _scaled_bytes(x, scaled.factors, random, quantizer, contracted_dims, on), scaled.scales

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 
 from shardwright.core.model.precision import PRECISION, Word, dtype_of
@@ -33,7 +31,6 @@ def kept(what: str, computation: torch.dtype) -> torch.dtype:
     return _dtype(PRECISION[what].kept, computation)
 
 
-@cache
 def _dtype(word: Word | None, computation: torch.dtype) -> torch.dtype:
     assert word is not None
     return torch_dtype(dtype_of(word, computation=str(computation).removeprefix("torch.")))

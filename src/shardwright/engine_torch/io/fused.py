@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from shardwright.engine_torch.io.private import many_shapes
+from shardwright.engine_torch.io.private import is_traced, many_shapes
 from shardwright.engine_torch.io.recomputation import joined
 
 T = TypeVar("T")
@@ -33,14 +33,19 @@ _MOST = 4096
 """The calls that are remembered: those of experts have other sizes in each step."""
 
 
-@cache
 def fused(function: Callable[..., T]) -> Callable[..., T]:
     """``function`` of a module, whose first argument is a tensor and which gradients do not flow through. Where no kernel can be
-    made, as without a C compiler, PyTorch warns and does one operation after the other.
+    made, as without a C compiler, PyTorch warns and does one operation after the other. In a program that is compiled, its compiler fuses.
 
     >>> fused(torch.neg)(torch.ones(2))
     tensor([-1., -1.])
     """
+    return function if is_traced() else in_one_pass(function)
+
+
+@cache
+def in_one_pass(function: Callable[..., T]) -> Callable[..., T]:
+    """As ``fused``, outside of programs that are compiled."""
     compiled = _Compiled(function)
 
     @wraps(function)
@@ -64,7 +69,7 @@ def imagined_as(imagine: Callable[..., Any]) -> Iterator[None]:
 
 
 def is_fused(x: object) -> bool:
-    """Whether this tensor has values, and they are on a GPU. In a program that is compiled, its compiler fuses."""
+    """Whether this tensor has values, and they are on a GPU, outside of a program that is compiled."""
     return type(x) in (torch.Tensor, torch.nn.Parameter) and x.is_cuda and not torch.compiler.is_compiling()  # pyright: ignore[reportAttributeAccessIssue]
 
 

@@ -165,6 +165,15 @@ def _groups(module: FSDPModule) -> Sequence[Any]:
     return groups if groups is not None else [one for one in (state._fsdp_param_group,) if one is not None]
 
 
+def is_traced() -> bool:
+    """Whether ``torch.compile`` traces this, which cannot read a context. Before 2.13 it would lose the gradients of functions whose result
+    is another tensor of theirs under a new name: what reads a context is left untraced there, and runs as it is."""
+    return torch.compiler.is_compiling() and _VERSION >= _FIRST_WHOLE
+
+
+_VERSION, _FIRST_WHOLE = tuple(map(int, torch.__version__.split(".")[:2])), (2, 13)
+
+
 def many_shapes() -> AbstractContextManager[object]:
     """Let ``torch.compile`` make a kernel for more shapes, dtypes and recipes than its default of 8, and go on without one where it fails.
     Not until 2.13 is the first a public option, and the second is none."""

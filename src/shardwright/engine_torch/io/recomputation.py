@@ -34,7 +34,7 @@ from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.runs import Run
 from shardwright.engine_torch.io.host import from_host, to_host
 from shardwright.engine_torch.io.operations import Joined, Operation, Shape, on_its_own, written
-from shardwright.engine_torch.io.private import storage_key, storage_mark, without_modes
+from shardwright.engine_torch.io.private import is_traced, storage_key, storage_mark, without_modes
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,7 +47,7 @@ def recomputed(layer: Callable[[torch.Tensor], Any], run: Run, x: torch.Tensor) 
 
 def named(x: torch.Tensor, name: str) -> torch.Tensor:
     """The activation ``name`` of the layer that is computed."""
-    now = _NOW.get()
+    now = _now()
     return x if now is None else now.named(x, name)
 
 
@@ -63,20 +63,25 @@ def one_operation(send: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
 
 def sent(send: Callable[[], torch.Tensor], *, always: bool = False) -> torch.Tensor:
     """``send()`` as one operation. ``always``: it is repeated whether its result is needed or not."""
-    now = _NOW.get()
+    now = _now()
     return send() if now is None else now.one_operation(send, always=always)
 
 
 def joined(function: Callable[..., T], *arguments: Any) -> T:
     """``function(*arguments)`` as one operation, which writes none of its arguments."""
-    now = _NOW.get()
+    now = _now()
     return function(*arguments) if now is None else now.joined(Joined(function), arguments)
 
 
 def remembered(read: Callable[[], T]) -> T:
     """What Python reads of tensors: the same where the layer is computed again."""
-    now = _NOW.get()
+    now = _now()
     return read() if now is None else now.remembered(read)
+
+
+def _now() -> _Recording | _Replaying | None:
+    # No layer of ours is in a program that is compiled.
+    return None if is_traced() else _NOW.get()
 
 
 class _Saved:

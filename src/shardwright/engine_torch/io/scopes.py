@@ -9,12 +9,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+from shardwright.engine_torch.io.private import is_traced
+
 _HERE: ContextVar[tuple[str, str] | None] = ContextVar("moving", default=None)
 
 
 @contextmanager
 def moving(component: str, tensor: str) -> Iterator[None]:
-    """A context for the collectives that move a tensor of a component."""
+    """A context for the collectives that move a tensor of a component; none in a program that is compiled."""
+    if is_traced():
+        yield
+        return
     before = _HERE.set((component, tensor))
     try:
         yield

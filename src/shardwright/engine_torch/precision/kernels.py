@@ -33,9 +33,14 @@ class Narrow(NamedTuple):
     shape: Sequence[int]
 
 
-@cache
+@torch.compiler.assume_constant_result
 def product_device(kind: str) -> Device:
     """What multiplies on a device of this type; a GPU of another vendor counts as a CPU, and so does one that is only imagined."""
+    return _product_device(kind)
+
+
+@cache
+def _product_device(kind: str) -> Device:
     if kind != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
         return CPU
     major, minor = torch.cuda.get_device_capability()

@@ -27,6 +27,9 @@ from shardwright.engine_torch.io.layer_io import Coordinates, LowPrecision, Site
 
 NO_ELEMENTS = Elements(dims={})
 
+# A compiler of a user's program takes the words as they are: it cannot follow a hash.
+_rounding_of = torch.compiler.assume_constant_result(rounding_of)
+
 Key = Words | Sequence[torch.Tensor]
 """Two words: numbers, or int32 without dims where the device has them, so that no one waits for it."""
 
@@ -78,7 +81,7 @@ def random_numbers(
     if group is not None:
         pair_P = pair_P + signed(_of_all(group, elements, low.here) * ((total + 1) // 2))
     moment = (_word(one, x.device) for one in (low.site.step, low.site.layer))
-    key = threefry(_of_run(rounding_of(product, operand, low.name), low.site, x.device), *moment)
+    key = threefry(_of_run(_rounding_of(product, operand, low.name), low.site, x.device), *moment)
     words = threefry(key, row_N.to(x.device)[:, None], pair_P.to(x.device)[None])
     if even:
         bits = torch.stack(words, dim=-1).flatten(1)
