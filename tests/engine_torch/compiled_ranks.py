@@ -32,13 +32,14 @@ def two_passes(
     arguments: Mapping[str, Any],
     end: Callable[[nn.Module], object],
 ) -> list[torch.Tensor]:
-    """Outputs and gradients of two steps. ``end``: of each."""
+    """Outputs and gradients of two steps, of which the second compiles nothing. ``end``: of each."""
     found = []
-    for _ in range(2):
+    for stance in ("default", "fail_on_recompile"):
         module.zero_grad()
         leaf = x.clone().requires_grad_()
-        y = run(leaf, **arguments)
-        y.float().pow(3).sum().backward()
+        with torch.compiler.set_stance(stance):
+            y = run(leaf, **arguments)
+            y.float().pow(3).sum().backward()
         end(module)
         gradients = [one.grad for one in (leaf, *module.parameters())]
         assert None not in gradients

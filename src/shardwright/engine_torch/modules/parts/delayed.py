@@ -92,7 +92,8 @@ class DelayedAmaxes(nn.Module):
         The weight does not change inside of a step, so its amax is that of the passes before. As reading it waits for the device, that is
         done in passes 2, 4, 8, ... only, and never again after the first ``update_scales``.
         """
-        if self._ends or (weight, "weight") not in self.quantizers or torch.compiler.is_compiling():
+        # Asked first: what a compiler has read and is other later, it compiles again.
+        if torch.compiler.is_compiling() or self._ends or (weight, "weight") not in self.quantizers:
             return
         self._passes[weight] += 1
         passes = self._passes[weight]
