@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from shardwright.core.recipes.arrays import Arrays
+from shardwright.core.recipes.formats import E8M0
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.fused import fused
 
@@ -67,6 +68,12 @@ def _as_bytes(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.uint8)
 
 
+def _as_codes(x: torch.Tensor, dtype: str) -> torch.Tensor:
+    # Not where bytes are made: of another view of them PyTorch's compiler makes a copy. And in a program that is compiled all read
+    # scales of E8M0 as bytes, which its compiler for CPUs has not as numbers.
+    return x if dtype == E8M0 and torch.compiler.is_compiling() else x.view(torch_dtype(dtype))
+
+
 def _in_rows(x: torch.Tensor) -> bool:
     return not on_gpu(x) or x.stride(-1) == 1
 
@@ -89,8 +96,7 @@ ARRAYS = Arrays(
     cast=lambda x, dtype: x.to(torch_dtype(dtype)),
     bytes_of=lambda x: x.view(torch.uint8),
     as_bytes=_as_bytes,
-    # Not where bytes are made: of another view of them PyTorch's compiler makes a copy.
-    as_codes=lambda x, dtype: x.view(torch_dtype(dtype)),
+    as_codes=_as_codes,
     in_rows=_in_rows,
     fused=lambda function: fused(function),
 )
