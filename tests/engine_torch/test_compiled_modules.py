@@ -60,6 +60,14 @@ def test_a_module_is_traced_whole_and_changes_no_bit(module: str, recipe: str | 
         assert torch.equal(ours, theirs)
 
 
+def test_experts_may_have_other_tokens_in_each_call() -> None:
+    one = GroupedLinear(3, IN, OUT)
+    run = compiled(one)
+    for splits in ([20, 0, 12], [5, 7, 1], [9, 3, 30]):
+        x = tokens_of(sum(splits), IN)
+        assert torch.equal(run(x, m_splits=splits), one(x, m_splits=splits))
+
+
 @pytest.mark.parametrize("one", [RMSNorm(IN), LayerNorm(IN), Embedding(IN, OUT)], ids=lambda one: type(one).__name__)
 def test_modules_without_products_are_too(one: nn.Module) -> None:
     x = torch.arange(IN) if isinstance(one, Embedding) else tokens_of(32, IN)

@@ -59,7 +59,7 @@ class GroupedLinear(ProductModule):
     ) -> torch.Tensor:
         del is_first_microbatch
         splits = [int(number) for number in m_splits]
-        if x.dim() != 2 or len(splits) != self.num_gemms or sum(splits) != len(x) or min(splits, default=0) < 0:
+        if x.dim() != 2 or len(splits) != self.num_gemms or sum(splits) != len(x) or any(one < 0 for one in splits):
             raise InputError(
                 f"{self.label}: its input is {tuple(x.shape)}, and m_splits has {len(splits)} numbers with the sum {sum(splits)}. "
                 f"Give tokens [tokens, features], and {self.num_gemms} numbers whose sum is that of the tokens."
