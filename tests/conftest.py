@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-_AS_STARTED = dict(os.environ)
+_AS_STARTED, _RECURSION = dict(os.environ), sys.getrecursionlimit()
 
 ROOT = Path(__file__).parent.parent
 
@@ -51,6 +51,8 @@ os.environ.update(_OFFLINE)
 # Test processes run side by side; each computes with one thread, so that they do not fight for cores.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+# PyTorch's compiler would start processes for a program or two.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 # Objects live long here, traced programs most of all: with Python's own numbers a fifteenth of the time goes into looking for cycles.
 gc.set_threshold(50_000, 20, 100)
@@ -76,6 +78,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for need in _needs(item.path):
                 item.add_marker(need)
     items.sort(key=lambda item: item.get_closest_marker("pure") is not None)
+
+
+def pytest_runtest_teardown() -> None:
+    """PyTorch's compiler raises it for the entire process, and so the depth to which a nested file can be read."""
+    sys.setrecursionlimit(_RECURSION)
 
 
 def pytest_collection_finish() -> None:

@@ -36,10 +36,10 @@ MODULES: Mapping[str, tuple[Callable[..., nn.Module], torch.dtype, Mapping[str, 
         {},
     ),
     "gated": (partial(LayerNormMLP, IN, OUT, activation="swiglu", normalization="RMSNorm"), torch.float32, {}),
-    "grouped": (partial(GroupedLinear, 3, IN, OUT), torch.float32, {"m_splits": [20, 0, 12]}),
+    "grouped": (partial(GroupedLinear, 2, IN, OUT), torch.float32, {"m_splits": [32, 0]}),
 }
 KEPT = {("norm and linear, bfloat16", one) for one in ("fp8-row", "mxfp8")}
-KEPT |= {("gated", None), ("gated", "fp8-current"), ("grouped", "fp8-delayed")}
+KEPT |= {("gated", None), ("grouped", "fp8-delayed")}
 CASES = [
     (module, recipe) if (module, recipe) in KEPT else rest(module, recipe)
     for module in MODULES
@@ -74,8 +74,8 @@ def test_modules_without_products_are_too(one: nn.Module) -> None:
     assert torch.equal(compiled(one)(x), one(x))
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, rest(True)])
-@pytest.mark.parametrize("recipe", [rest(None), rest("fp8-delayed"), "fp8-current"])
+@pytest.mark.parametrize("sequence_parallel", [rest(False), True])
+@pytest.mark.parametrize("recipe", [None, rest("fp8-delayed"), rest("fp8-current")])
 def test_ranks_of_tensor_parallelism_are_too(four: Ranks, recipe: str | None, *, sequence_parallel: bool) -> None:
     assert four.first(2).run(on_ranks, recipe, sequence_parallel) == [True] * 2
 

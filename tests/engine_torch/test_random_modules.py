@@ -114,6 +114,7 @@ def test_many_passes_have_the_mean_of_what_is_not_rounded() -> None:
     assert errors["stochastic"] < errors["nearest"] / 4, errors
 
 
+@pytest.mark.matrix
 @pytest.mark.filterwarnings("ignore")  # PyTorch's own, of what it traces.
 def test_a_compiled_module_draws_the_same() -> None:
     x, cotangent = drawn(PLAIN)
