@@ -41,6 +41,7 @@ def test_products_of_codes_are_compared_with_those_of_values(
     assert len(calls) == 6  # Of two weights; those of values are none.
 
 
+@pytest.mark.matrix
 # PyTorch's own, of what it traces.
 @pytest.mark.filterwarnings("ignore:<class .torch.autograd.function.Function.> should not be instantiated")
 @pytest.mark.parametrize("way", ways_of("cpu"))
