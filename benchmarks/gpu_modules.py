@@ -20,6 +20,7 @@ import torch
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.core.recipes.kernels import CPU
+from shardwright.engine_torch.io.private import COMPILES_WHOLE
 from shardwright.engine_torch.modules import LayerNormMLP, update_scales
 from shardwright.engine_torch.modules.parts import precision
 
@@ -44,8 +45,7 @@ Way = Literal["as it is", "graphed", "compiled"]
 
 def ways_of(device: str) -> list[Way]:
     """In which a pass can be started here."""
-    compiled = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-    return ["as it is", *(["graphed"] if device == "cuda" else []), *(["compiled"] if compiled else [])]
+    return ["as it is", *(["graphed"] if device == "cuda" else []), *(["compiled"] if COMPILES_WHOLE else [])]
 
 
 def pass_of(recipe: str | None, size: Size, device: str, way: Way = "as it is") -> Pass:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from shardwright.engine_torch.io.private import COMPILES_WHOLE
 from shardwright.engine_torch.modules import LayerNormMLP, update_scales
 
 
@@ -21,8 +22,7 @@ def tokens_of(num: int, width: int, dtype: torch.dtype = torch.float32) -> torch
 
 def compiled(module: nn.Module) -> Callable[..., torch.Tensor]:
     """Traced, and not fused. Before PyTorch 2.13 what has a recipe is left as it is."""
-    whole = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-    return torch.compile(module, fullgraph=whole, backend="aot_eager")
+    return torch.compile(module, fullgraph=COMPILES_WHOLE, backend="aot_eager")
 
 
 def two_passes(

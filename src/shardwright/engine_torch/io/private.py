@@ -168,10 +168,11 @@ def _groups(module: FSDPModule) -> Sequence[Any]:
 def is_traced() -> bool:
     """Whether ``torch.compile`` traces this, which cannot read a context. Before 2.13 it would lose the gradients of functions whose result
     is another tensor of theirs under a new name: what reads a context is left untraced there, and runs as it is."""
-    return torch.compiler.is_compiling() and _VERSION >= _FIRST_WHOLE
+    return torch.compiler.is_compiling() and COMPILES_WHOLE
 
 
-_VERSION, _FIRST_WHOLE = tuple(map(int, torch.__version__.split(".")[:2])), (2, 13)
+COMPILES_WHOLE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""Whether this version compiles a module with a recipe without leaving any of it untraced."""
 
 
 def many_shapes() -> AbstractContextManager[object]:
