@@ -6,8 +6,11 @@ An element's value depends on the seed, the tensor's name and the element's row-
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from math import prod
+from threading import Lock
 
 import numpy as np
 
@@ -17,7 +20,10 @@ from shardwright.init.counter import key_of, scramble
 from shardwright.init.normal import STDDEV, truncated_normal
 
 CHUNK = 1 << 15
-"""Elements computed at a time: few enough for a processor's cache, and the only memory needed in addition to the result."""
+"""Elements that a thread computes at a time: few enough for a processor's cache, and the only memory needed in addition to the result."""
+
+MOST_THREADS = 8
+"""Of a process. Those of a host's ranks share its processors, and Python's lock leaves more threads little to do."""
 
 
 def box_values(weight: Weight, seed: int, box: Box, layer: int | None = None) -> np.ndarray:
@@ -63,14 +69,42 @@ def tensor_values(name: str, shape: Sequence[int], initializer: Initializer, see
 
 def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], scale: float, box: Box) -> np.ndarray:
     values = np.empty(box.size, np.float32)
-    filled = 0
-    for index in _indices(shape, box):
-        chunk = truncated_normal(scramble(index, key))
-        chunk *= scale
-        values[filled : filled + chunk.size] = chunk
-        filled += chunk.size
-    assert filled == box.size
+    chunks, turn = _chunks(shape, box), Lock()
+
+    def fill() -> None:
+        while True:
+            with turn:
+                start, index = next(chunks, (0, None))
+            if index is None:
+                return
+            chunk = truncated_normal(scramble(index, key))
+            chunk *= scale
+            values[start : start + chunk.size] = chunk
+
+    count = min(MOST_THREADS, os.cpu_count() or 1, -(-box.size // CHUNK))
+    if count > 1:
+        with ThreadPoolExecutor(count, "shardwright init") as threads:
+            running = [threads.submit(fill) for _ in range(count)]
+            try:
+                wait(running, return_when=FIRST_EXCEPTION)
+            finally:
+                # Those that still run end with their chunk.
+                with turn:
+                    chunks.close()
+        for one in running:
+            one.result()
+    else:
+        fill()
     return values.reshape(box.shape)
+
+
+def _chunks(shape: tuple[int, ...], box: Box) -> Generator[tuple[int, np.ndarray], None, None]:
+    """Where each chunk of indices starts in the box, and the chunk."""
+    start = 0
+    for index in _indices(shape, box):
+        yield start, index
+        start += index.size
+    assert start == box.size
 
 
 def _indices(shape: tuple[int, ...], box: Box) -> Iterator[np.ndarray]:
