@@ -305,3 +305,11 @@ def test_an_option_is_still_read_under_its_former_name(former, capsys):
     assert capsys.readouterr().out == before
     assert main([*words, "--microbatches", "1"]) == 0
     assert capsys.readouterr().out != before
+
+
+def test_the_package_is_a_program():
+    """As launchers of modules start it: ``torchrun -m shardwright``."""
+    arguments = [sys.executable, "-m", "shardwright"]
+    ran = subprocess.run([*arguments, "--version"], capture_output=True, text=True, check=True)
+    assert ran.stdout.startswith("shardwright ")
+    assert subprocess.run([*arguments, *TOO_MANY_HEADS], capture_output=True, check=False).returncode == 1

@@ -55,7 +55,8 @@ AT_CALL_TIME: Mapping[str, frozenset[str]] = {
     "runs": frozenset({"tensorboardX"}),
     # The clients of object stores, for those who give a URL.
     "storage": frozenset({"fsspec"}),
-    FRONT: _ENGINES,
+    # The command line, where the package is run as a program.
+    FRONT: _ENGINES | {"cli"},
 }
 """Additional imports that a layer may have inside a function."""
 
