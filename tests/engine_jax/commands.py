@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from shardwright.checkpoint import open_checkpoint
 from shardwright.cli.main import main
-from shardwright.engine_jax.training.run import JaxEngine, TrainStep
+from shardwright.engine_jax.training.run import JaxEngine
 
 TEXT = argparse.__file__
 """About 100 KB of the standard library."""
@@ -95,7 +96,7 @@ def compiled_once() -> Iterator[None]:
     """Runs of one plan and one schedule share their compiled step, for tests that do not test compilation."""
     compile_step, known = JaxEngine._compiled, {}
 
-    def compiled(self: JaxEngine) -> TrainStep:
+    def compiled(self: JaxEngine) -> jax.stages.Compiled:
         options = replace(
             self.options, out=Path(), checkpoints=None, stop_after=None, resume=False, checkpoint_every=None
         )

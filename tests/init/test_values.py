@@ -199,7 +199,7 @@ def test_memory_is_that_of_the_result() -> None:
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     threads = min(MOST_THREADS, os.cpu_count() or 1)
-    assert peak_bytes < 4 * math.prod(shape) + threads * 80 * CHUNK  # ten float64 arrays of a chunk
+    assert peak_bytes < 4 * math.prod(shape) + threads**2 * 80 * CHUNK  # ten float64 arrays of a chunk of each
 
 
 def test_speed_is_millions_of_elements_a_second() -> None:
@@ -214,7 +214,7 @@ def test_speed_is_millions_of_elements_a_second() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_the_number_of_threads_moves_no_bit(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    shape, box = (3, 401, 601), Box((1, 0, 3), (3, 400, 600))
+    shape, box = (3, 1401, 1601), Box((1, 0, 3), (3, 1400, 1600))
     expected = tensor_values("w", shape, NORMAL, 0, Box.whole(shape))[box.slices]
     monkeypatch.setattr(values_module, "MOST_THREADS", count)
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
@@ -233,8 +233,8 @@ def test_an_error_in_a_thread_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values_module, "truncated_normal", full)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(MemoryError, match="a chunk"):
-        whole(shape=(400, CHUNK))
-    assert len(calls) < 40
+        whole(shape=(200, CHUNK))
+    assert len(calls) < 20
 
 
 def test_threads_compute_the_same_bits() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from math import prod
+from math import isqrt, prod
 from threading import Lock
 
 import numpy as np
@@ -20,10 +20,11 @@ from shardwright.init.counter import key_of, scramble
 from shardwright.init.normal import STDDEV, truncated_normal
 
 CHUNK = 1 << 15
-"""Elements that a thread computes at a time: few enough for a processor's cache, and the only memory needed in addition to the result."""
+"""Elements computed at a time, for each thread of the process: few enough for a processor's cache, and the only memory needed in addition
+to the result, 170 MB at most. With more threads each computes more at a time, so that they rarely wait for Python's lock."""
 
 MOST_THREADS = 8
-"""Of a process. Those of a host's ranks share its processors, and Python's lock leaves more threads little to do."""
+"""Of a process: a host's ranks share its processors."""
 
 
 def box_values(weight: Weight, seed: int, box: Box, layer: int | None = None) -> np.ndarray:
@@ -69,7 +70,8 @@ def tensor_values(name: str, shape: Sequence[int], initializer: Initializer, see
 
 def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], scale: float, box: Box) -> np.ndarray:
     values = np.empty(box.size, np.float32)
-    chunks, turn = _chunks(shape, box), Lock()
+    count = max(1, min(MOST_THREADS, os.cpu_count() or 1, isqrt(box.size // CHUNK)))
+    chunks, turn = _chunks(shape, box, CHUNK * count), Lock()
 
     def fill() -> None:
         while True:
@@ -81,7 +83,6 @@ def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], sca
             chunk *= scale
             values[start : start + chunk.size] = chunk
 
-    count = min(MOST_THREADS, os.cpu_count() or 1, -(-box.size // CHUNK))
     if count > 1:
         with ThreadPoolExecutor(count, "shardwright init") as threads:
             running = [threads.submit(fill) for _ in range(count)]
@@ -98,21 +99,21 @@ def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], sca
     return values.reshape(box.shape)
 
 
-def _chunks(shape: tuple[int, ...], box: Box) -> Generator[tuple[int, np.ndarray], None, None]:
+def _chunks(shape: tuple[int, ...], box: Box, most: int) -> Generator[tuple[int, np.ndarray], None, None]:
     """Where each chunk of indices starts in the box, and the chunk."""
     start = 0
-    for index in _indices(shape, box):
+    for index in _indices(shape, box, most):
         yield start, index
         start += index.size
     assert start == box.size
 
 
-def _indices(shape: tuple[int, ...], box: Box) -> Iterator[np.ndarray]:
-    """The index in the global tensor of each element of the box, in the order of the box, in chunks of uint64.
+def _indices(shape: tuple[int, ...], box: Box, most: int) -> Iterator[np.ndarray]:
+    """The index in the global tensor of each element of the box, in the order of the box, in chunks of at most ``most``, uint64.
 
     The trailing dims that the box covers fully, and the last dim before them, form contiguous runs.
 
-    >>> [index.tolist() for index in _indices((3, 4), Box((1, 1), (3, 3)))]
+    >>> [index.tolist() for index in _indices((3, 4), Box((1, 1), (3, 3)), 8)]
     [[5, 6, 9, 10]]
     """
     if box.size == 0:
@@ -124,7 +125,7 @@ def _indices(shape: tuple[int, ...], box: Box) -> Iterator[np.ndarray]:
     run = prod(box.shape[num_outer:])
     first = box.start[num_outer] * stride if shape else 0
     num_runs = prod(box.shape[:num_outer])
-    runs_per_chunk, run_per_chunk = max(1, CHUNK // run), min(run, CHUNK)
+    runs_per_chunk, run_per_chunk = max(1, most // run), min(run, most)
     for run_start in range(0, num_runs, runs_per_chunk):
         bases = _run_bases(shape, box, num_outer, run_start, min(run_start + runs_per_chunk, num_runs))
         bases += np.uint64(first)

@@ -16,13 +16,12 @@ from shardwright.engine_jax.training.feed import feed_of
 from shardwright.engine_jax.training.processes import CONNECTION
 from shardwright.engine_jax.training.snapshot import delayed_boxes, infos_of, load_state, own_boxes
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
-from shardwright.engine_jax.training.step import Metrics, abstract_batch, batch_sharding, train_step
+from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
 from shardwright.runs import OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
 Arrays = State[jax.Array]
-TrainStep = Callable[[Arrays, Mapping[str, jax.Array]], tuple[Arrays, Metrics[jax.Array]]]
 
 
 def train(
@@ -44,7 +43,8 @@ class JaxEngine:
         self._mesh = device_mesh(plan.mesh)
         self._feed = feed_of(plan, batch_sharding(plan, self._mesh))
         self._state: Arrays | None = None
-        self._step: TrainStep | None = None
+        self._step: jax.stages.Compiled | None = None
+        self._compiling_bytes = 0
 
     @property
     def versions(self) -> Mapping[str, str]:
@@ -56,6 +56,11 @@ class JaxEngine:
 
     @property
     def peak_bytes(self) -> int | None:
+        memory = None if self._step is None else self._step.memory_analysis()
+        program_bytes = 0 if memory is None else memory.peak_memory_in_bytes
+        return of_steps(self._most_bytes(), compiling=self._compiling_bytes, program=program_bytes)
+
+    def _most_bytes(self) -> int | None:
         stats = (device.memory_stats() or {} for device in self._mesh.local_devices)
         return max((stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat), default=None)
 
@@ -70,8 +75,9 @@ class JaxEngine:
 
     def prepare(self) -> None:
         self._step = self._compiled()
+        self._compiling_bytes = self._most_bytes() or 0
 
-    def _compiled(self) -> TrainStep:
+    def _compiled(self) -> jax.stages.Compiled:
         step = train_step(self.plan, self._mesh, optimizer_options(self.options), self.options.seed)
         return step.lower(abstract_state(self.plan, self._mesh), abstract_batch(self.plan, self._mesh)).compile()
 
@@ -93,3 +99,16 @@ class JaxEngine:
     def replicas(self) -> Iterator[OwnedBox]:
         assert self._state is not None
         return delayed_boxes(self._state)
+
+
+def of_steps(held: int | None, *, compiling: int, program: int) -> int | None:
+    """The most bytes that a device held in steps, of the most ever and the most until the step was compiled.
+
+    XLA for GPUs tries kernels on the device while it compiles, and may take more for that than any step takes. Then the peak of the
+    program counts, as its compiler reports it: a GPU allocates just that. ``program``: 0 where there is no such figure.
+
+    >>> of_steps(30, compiling=25, program=21), of_steps(25, compiling=25, program=21)
+    (30, 21)
+    """
+    compiled_in_more = held is not None and held <= compiling and 0 < program < held
+    return program if compiled_in_more else held
