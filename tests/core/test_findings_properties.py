@@ -49,8 +49,19 @@ def plan_of(case: Case) -> Plan | None:
 
 
 @given(cases())
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_every_fix_of_a_random_request_works_when_it_is_typed(case):
+    assert_fixes_work(case)
+
+
+@pytest.mark.matrix
+@given(cases())
+@settings(max_examples=100)
+def test_every_fix_of_many_random_requests_works(case):
+    assert_fixes_work(case)
+
+
+def assert_fixes_work(case: Case) -> None:
     before = findings(case)
     errors = {(f.code, f.tensor, f.where) for f in before if f.severity == "error"}
     planned = plan_of(case) is not None

@@ -221,7 +221,7 @@ def test_two_devices_each_against_four(model: list[str], layout: list[str], tmp_
         np.testing.assert_allclose(ours, theirs, rtol=of_one, atol=0)
 
 
-@pytest.mark.parametrize(("killed", "layout"), [(0, TWO), rest(1, TWO), (1, IN_STAGES)])
+@pytest.mark.parametrize(("killed", "layout"), [rest(0, TWO), rest(1, TWO), (1, IN_STAGES)])
 def test_a_killed_process_ends_the_other_with_a_message(
     killed: int, layout: list[str], tmp_path: Path, environment
 ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 
@@ -62,11 +62,16 @@ def quantizers_of(recipe: str) -> Iterator[tuple[Product, Operand]]:
             yield place
 
 
-def assert_same_codes(recipe: str, place: tuple[Product, Operand], x: torch.Tensor, device: str) -> None:
-    """Of ``x`` and of its transpose, on a device and operation by operation on a CPU; also of 192 columns, whose loads are wide."""
-    quantizer = preset(recipe).quantizers[place]
+def forms_of(x: torch.Tensor) -> list[torch.Tensor]:
+    """It and its transpose, and those of 192 columns, whose loads are wide."""
     wide = x[:, :192].contiguous()
-    for one in (x, x.T, wide, wide.T):
+    return [x, x.T, wide, wide.T]
+
+
+def assert_same_codes(recipe: str, place: tuple[Product, Operand], forms: Sequence[torch.Tensor], device: str) -> None:
+    """On a device and operation by operation on a CPU."""
+    quantizer = preset(recipe).quantizers[place]
+    for one in forms:
         given = {}
         if quantizer.amax == "delayed":
             given["factor"] = torch.tensor(3.7)
@@ -119,7 +124,8 @@ def test_quantizers_are_traced_whole(recipe: str, place: tuple[Product, Operand]
     # One NaN makes the scale of an entire tensor NaN, and so all codes.
     quantizer = preset(recipe).quantizers[place]
     finite = quantizer.of_tensor and quantizer.amax == "current"
-    assert_same_codes(recipe, place, edges(torch.float32, finite=finite), "cpu")
+    _, transposed, wide, _ = forms_of(edges(torch.float32, finite=finite))
+    assert_same_codes(recipe, place, [transposed, wide], "cpu")
 
 
 @pytest.mark.gpu
@@ -128,7 +134,7 @@ def test_quantizers_are_traced_whole(recipe: str, place: tuple[Product, Operand]
 def test_a_gpu_s_codes_are_a_cpu_s(recipe: str, dtype: torch.dtype) -> None:
     for finite in (True, False):
         for place in quantizers_of(recipe):
-            assert_same_codes(recipe, place, edges(dtype, finite=finite), "cuda")
+            assert_same_codes(recipe, place, forms_of(edges(dtype, finite=finite)), "cuda")
 
 
 def layer(x: torch.Tensor) -> torch.Tensor:

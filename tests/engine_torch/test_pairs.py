@@ -1,4 +1,4 @@
-"""What one layout saves, another one loads bit for bit, on both engines: a random tenth of the pairs of ``tests.pairs.whole``."""
+"""What one layout saves, another one loads bit for bit, on both engines: a random part of the pairs of ``tests.pairs.whole``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.pairs.exchanging import STEP, exchange, load_at, save_at
 
 SEED = 13
 DRAWN = {
-    "deepseek3-test": ((4, 1), (8, 1)),
-    "llama3-test": ((14, 1), (14, 1)),
+    "deepseek3-test": ((2, 1), (8, 1)),
+    "llama3-test": ((8, 1), (9, 1)),
     "mixtral-test": ((1, 1), (2, 1)),
     "llama3-1b": ((3, 2), (3, 2)),
 }
-"""How many places of JAX and of PyTorch save, and how many others or the same load: a tenth of all pairs. A load of the largest model
+"""How many places of JAX and of PyTorch save, and how many others or the same load: a twentieth of all pairs. A load of the largest model
 takes 0.1 s on JAX, and ten times that on the four ranks."""
 
 
@@ -48,9 +48,9 @@ def test_the_pairs_are_of_all_kinds() -> None:
         saving, loading = drawn(model)
         for part in (saving, loading, places(model)):
             assert {place.engine for place in part} == set(ENGINES)
-    assert sum(uneven_weights(plan_of(place)) > 0 for model in MODELS for place in drawn(model)[0]) >= 5
+    assert sum(uneven_weights(plan_of(place)) > 0 for model in MODELS for place in drawn(model)[0]) >= 4
     num_drawn = sum(len(saving) * len(loading) for saving, loading in map(drawn, MODELS))
-    assert num_drawn >= sum(len(places(model)) ** 2 for model in MODELS) / 10
+    assert num_drawn >= sum(len(places(model)) ** 2 for model in MODELS) / 20
 
 
 @pytest.mark.parametrize("engine", ["jax", "torch"])

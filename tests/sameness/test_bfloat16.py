@@ -19,7 +19,7 @@ from shardwright.layouts import load_layout, preset_names
 from shardwright.models import build
 from tests.engine_jax.made_rows import LENGTH, tokens_of
 from tests.engine_jax.steps import Run, assert_same_gradients, compile_plan, run_plan
-from tests.matrix import some
+from tests.matrix import rest, some
 from tests.sameness.bounds import EVERY_EXPERT, Bound, assert_within, bounded
 from tests.sameness.cases import DEEPSEEK3, LLAMA3, MIXTRAL
 
@@ -129,7 +129,7 @@ AGAIN = Case(model=MIXTRAL, layout="tp-as-ep", move=(("move_moe", "ring"),), siz
 LAST_BITS = 1e-6
 
 
-@pytest.mark.parametrize("remat", ["dots", "none"])
+@pytest.mark.parametrize("remat", [rest("dots"), "none"])
 def test_recomputation_changes_nothing(remat: str) -> None:
     """Except for the last bits of float32, because XLA fuses other operations. It must not omit roundings, which it would between
     other operations here and there."""
