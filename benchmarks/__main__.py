@@ -11,6 +11,7 @@ import time
 COMMANDS = (
     "plan",
     "first_step",
+    "initial_values",
     "step",
     "moe",
     "scale",

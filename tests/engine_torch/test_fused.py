@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from shardwright.core.policies.runs import Run
 from shardwright.core.recipes.formula import amax_of, quantize_and_measure
@@ -40,7 +44,8 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module.in_one_pass.cache_clear()
     monkeypatch.setattr(module, "is_fused", lambda x: type(x) in (torch.Tensor, torch.nn.Parameter))
     monkeypatch.setattr(arrays, "on_gpu", lambda _: True)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, fullgraph=True))
+    monkeypatch.setattr(module, "kernels_of", lambda graph, _: graph)
     yield
     module.in_one_pass.cache_clear()
 
@@ -184,7 +189,7 @@ def test_a_kernel_serves_all_sizes_that_a_width_divides_and_none_else(monkeypatc
         made.append(graph)
         return graph
 
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    monkeypatch.setattr(module, "kernels_of", backend)
     numbers = []
     of_128, of_16, of_none = ((256, 384), (384, 512)), ((32, 48), (144, 80), (128 + 16, 32)), ((7, 9), (130, 13))
     mixed = ((256, 48), (512, 80)), ((256, 7), (384, 9))
@@ -198,3 +203,73 @@ def test_a_kernel_serves_all_sizes_that_a_width_divides_and_none_else(monkeypatc
 def test_gradients_flow_through_nothing_that_is_fused() -> None:
     x = torch.ones(2, requires_grad=True)
     assert not fused(torch.neg)(x).requires_grad
+
+
+class Found(NamedTuple):
+    twice: torch.Tensor
+    nothing: None
+    largest: tuple[torch.Tensor, torch.Tensor]
+
+
+def several(x: torch.Tensor, y: torch.Tensor) -> Found:
+    return Found(x * 2 + y, None, (x.amax(), y.amax(0)))
+
+
+def itself(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of which a part is an argument."""
+    return x, x + y
+
+
+def with_its_rows(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """Of which a part is no tensor."""
+    return x + y, x.shape[0]
+
+
+def in_two(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Between whose halves Python reads a number: no compiler has them in one program."""
+    return y * (2.0 if (x * 2).sum().item() > 0 else 3.0)
+
+
+def operands(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 48, generator=drawn), torch.randn(rows, 48, generator=drawn)
+
+
+@pytest.mark.parametrize(("function", "is_direct"), [(several, True), (itself, True), (with_its_rows, False), (in_two, False)])
+def test_arguments_that_were_met_before_go_to_the_program_itself(
+    function: Callable[..., Any], is_direct: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "kernels_of", lambda graph, _: graph)
+    compiled = module._Compiled(function)
+    for seed, rows in ((0, 16), (1, 16), (2, 32), (3, 7), (4, 16), (5, 7)):
+        assert_equal_bytes(leaves_of(compiled(*operands(seed, rows))), leaves_of(function(*operands(seed, rows))), "")
+    assert len(compiled.seen) == 3
+    # What ``torch.compile`` returned is not called any more.
+    for divided in compiled.made:
+        compiled.made[divided] = pytest.fail
+    called = {call.run.__qualname__ == "_itself.<locals>.itself" for call in compiled.seen.values()}
+    assert called == {is_direct}
+    x, y = operands(6, 32)
+    assert_equal_bytes(leaves_of(compiled(x, y)), leaves_of(function(x, y)), "")
+
+
+def test_another_dtype_of_autocast_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "kernels_of", lambda graph, _: graph)
+    compiled, (x, y) = module._Compiled(torch.matmul), operands(0, 48)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            assert compiled(x, y).dtype == torch.bfloat16
+        assert compiled(x, y).dtype == torch.float32
+
+
+def test_a_program_keeps_no_argument() -> None:
+    compiled, (x, y) = module._Compiled(several), operands(0, 16)
+    compiled(x, y)
+    kept = weakref.ref(x.untyped_storage()), weakref.ref(x)
+    del x
+    gc.collect()
+    assert [one() for one in kept] == [None, None]
+
+
+def leaves_of(result: Any) -> list[torch.Tensor | None]:
+    return [torch.tensor(one) if isinstance(one, int) else one for one in tree_leaves(result)]

@@ -70,7 +70,7 @@ def tensor_values(name: str, shape: Sequence[int], initializer: Initializer, see
 
 def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], scale: float, box: Box) -> np.ndarray:
     values = np.empty(box.size, np.float32)
-    count = max(1, min(MOST_THREADS, os.cpu_count() or 1, isqrt(box.size // CHUNK)))
+    count = max(1, min(MOST_THREADS, _cores(), isqrt(box.size // CHUNK)))
     chunks, turn = _chunks(shape, box, CHUNK * count), Lock()
 
     def fill() -> None:
@@ -97,6 +97,11 @@ def _normal_values(key: tuple[np.uint64, np.uint64], shape: tuple[int, ...], sca
     else:
         fill()
     return values.reshape(box.shape)
+
+
+def _cores() -> int:
+    """Those that this process may use, where the system says it: a scheduler may give a task one of many."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _chunks(shape: tuple[int, ...], box: Box, most: int) -> Generator[tuple[int, np.ndarray], None, None]:

@@ -4,6 +4,9 @@ Operation by operation, PyTorch reads and writes the entire tensor in each: the 
 pass does. So ``torch.compile`` makes kernels of such a function, for the GPU alone: a CPU has it as it is written. A kernel serves all
 sizes that the same widths divide, since the rows of experts are others in each step.
 
+What ``torch.compile`` returns asks in each call whether it was made for such arguments, which takes longer than a small kernel. Here that is
+known of arguments that were met before: what its compiler made is called itself.
+
 A kernel computes float32 as the operations do. What is exact stays so: bits, comparisons, casts, single products. Sums over a dim
 may be added in another order, and roots and exponentials may differ in their last bit.
 """
@@ -18,11 +21,13 @@ from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shardwright.engine_torch.io.private import is_traced, many_shapes
+from shardwright.engine_torch.io.private import autocast_of, is_traced, kernels_of, many_shapes
 from shardwright.engine_torch.io.recomputation import joined
 
 T = TypeVar("T")
+_CALLED: ContextVar[list[_Program] | None] = ContextVar("called", default=None)
 _IMAGINED: ContextVar[Callable[..., Any] | None] = ContextVar("imagined", default=None)
 _WIDTHS = (128, 16)
 """Elements: kernels have wide loads and stores where all sizes and strides are multiples of 16, and entire blocks of a recipe where 128
@@ -73,11 +78,33 @@ def is_fused(x: object) -> bool:
     return type(x) in (torch.Tensor, torch.nn.Parameter) and x.is_cuda and not torch.compiler.is_compiling()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-class _Call(NamedTuple):
-    """What the same arguments have met before. ``shapes``: of the views, and None where an argument is as it is; ``kept``: what the identities
-    in the key are of."""
+class _Program(NamedTuple):
+    """What a compiler made of a graph of operations, and a call of it."""
 
-    compiled: Callable[..., Any]
+    run: Callable[..., Sequence[Any]]
+    inputs: Sequence[object]
+    outputs: Sequence[object]
+
+
+def _watched(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Sequence[Any]]:
+    """A compiler for ``torch.compile``: its own, whose programs say what they are called with."""
+    run = kernels_of(graph, examples)
+
+    def program(*inputs: Any) -> Sequence[Any]:
+        outputs = run(*inputs)
+        called = _CALLED.get()
+        if called is not None:
+            called.append(_Program(run, inputs, outputs))
+        return outputs
+
+    return program
+
+
+class _Call(NamedTuple):
+    """What the same arguments have met before. ``run``: of the views; ``shapes``: theirs, and None where an argument is as it is; ``kept``: what the
+    identities in the key are of."""
+
+    run: Callable[..., Any]
     shapes: Sequence[Sequence[int] | None]
     kept: Sequence[object]
 
@@ -91,31 +118,68 @@ class _Compiled:
         self.seen: dict[tuple[object, ...], _Call] = {}
 
     def __call__(self, *arguments: Any) -> Any:
-        key = tuple(map(_kind, arguments))
+        key = (autocast_of(arguments[0].device.type), *map(_kind, arguments))
         call = self.seen.get(key)
         with torch.no_grad():
             if call is not None:
-                return call.compiled(*_views(arguments, call.shapes))
-            call = self._call(arguments)
-            # The options of a compilation take as long as a call does.
-            with many_shapes():
-                result = call.compiled(*_views(arguments, call.shapes))
+                return call.run(*_views(arguments, call.shapes))
+            call, result = self._first(arguments)
         if len(self.seen) == _MOST:
             self.seen.clear()
         self.seen[key] = call
         return result
 
-    def _call(self, arguments: Sequence[object]) -> _Call:
+    def _first(self, arguments: Sequence[object]) -> tuple[_Call, Any]:
         divided = tuple(map(_divided, arguments))
         if divided not in self.made:
             # Not before it is needed: it imports the compiler, for seconds.
-            self.made[divided] = torch.compile(_of_views(self.function, divided), dynamic=True)
+            self.made[divided] = torch.compile(_of_views(self.function, divided), dynamic=True, backend=_watched)
         shapes = [
             _shape(one, of) if isinstance(one, torch.Tensor) else None
             for one, of in zip(arguments, divided, strict=True)
         ]
+        views, compiled, called = _views(arguments, shapes), self.made[divided], list[_Program]()
+        before = _CALLED.set(called)
+        try:
+            # The options of a compilation take as long as a call does.
+            with many_shapes():
+                result = compiled(*views)
+        finally:
+            _CALLED.reset(before)
         kept = [one for one in arguments if not isinstance(one, torch.Tensor | tuple)]
-        return _Call(self.made[divided], shapes, kept)
+        return _Call(_itself(called, views, result) or compiled, shapes, kept), result
+
+
+def _itself(called: Sequence[_Program], views: Sequence[object], result: object) -> Callable[..., Any] | None:
+    """The program that was called for a result, as a function of the same views. None where several were, or where something else than the
+    views and their sizes went in, or than tensors of the program came out."""
+    if len(called) != 1:
+        return None
+    (program,) = called
+    given, made = _places(views), _places(program.outputs)
+    inputs = [(given.get(id(one)), one) for one in program.inputs]
+    # They are in the key.
+    sizes = {size for one in views if isinstance(one, torch.Tensor) for size in (*one.shape, *one.stride())}
+    if not all(number is not None or (isinstance(one, int) and one in sizes) for number, one in inputs):
+        return None
+    leaves, structure = tree_flatten(result)
+    if not all(one is None or id(one) in made for one in leaves):
+        return None
+    inputs = [(number, one if number is None else None) for number, one in inputs]
+    outputs = [None if one is None else made[id(one)] for one in leaves]
+
+    run = program.run
+
+    def itself(*views: Any) -> Any:
+        found = run(*(one if number is None else views[number] for number, one in inputs))
+        return tree_unflatten([None if number is None else found[number] for number in outputs], structure)
+
+    return itself
+
+
+def _places(values: Sequence[object]) -> dict[int, int]:
+    """Where each tensor is, by its identity."""
+    return {id(one): number for number, one in enumerate(values) if isinstance(one, torch.Tensor)}
 
 
 def _views(arguments: Sequence[Any], shapes: Sequence[Sequence[int] | None]) -> list[Any]:
@@ -162,5 +226,5 @@ def _of_views(function: Callable[..., T], divided: Sequence[_Divided]) -> Callab
 def _kind(argument: object) -> object:
     """What a compilation may depend on."""
     if isinstance(argument, torch.Tensor):
-        return argument.shape, argument.stride(), argument.dtype
+        return argument.shape, argument.stride(), argument.dtype, argument.device
     return tuple(map(_kind, argument)) if isinstance(argument, tuple) else id(argument)

@@ -189,6 +189,18 @@ def many_shapes() -> AbstractContextManager[object]:
     )
 
 
+def kernels_of(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Sequence[Any]]:
+    """What ``torch.compile`` makes of a graph by itself."""
+    from torch import _dynamo
+
+    return _dynamo.lookup_backend("inductor")(graph, examples)
+
+
+def autocast_of(device: str) -> torch.dtype | None:
+    """The dtype to which operations on a device cast now; None where they do not."""
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+
 def without_modes() -> AbstractContextManager[object]:
     """A context in which no dispatch mode sees operations; the public way out of a mode is to leave it."""
     from torch.utils._python_dispatch import _disable_current_modes
