@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -44,8 +44,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     module.in_one_pass.cache_clear()
     monkeypatch.setattr(module, "is_fused", lambda x: type(x) in (torch.Tensor, torch.nn.Parameter))
     monkeypatch.setattr(arrays, "on_gpu", lambda _: True)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, fullgraph=True))
-    monkeypatch.setattr(module, "kernels_of", lambda graph, _: graph)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     yield
     module.in_one_pass.cache_clear()
 
@@ -189,7 +188,7 @@ def test_a_kernel_serves_all_sizes_that_a_width_divides_and_none_else(monkeypatc
         made.append(graph)
         return graph
 
-    monkeypatch.setattr(module, "kernels_of", backend)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     numbers = []
     of_128, of_16, of_none = ((256, 384), (384, 512)), ((32, 48), (144, 80), (128 + 16, 32)), ((7, 9), (130, 13))
     mixed = ((256, 48), (512, 80)), ((256, 7), (384, 9))
@@ -215,61 +214,70 @@ def several(x: torch.Tensor, y: torch.Tensor) -> Found:
     return Found(x * 2 + y, None, (x.amax(), y.amax(0)))
 
 
-def itself(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of which a part is an argument."""
-    return x, x + y
-
-
-def with_its_rows(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Of which a part is no tensor."""
-    return x + y, x.shape[0]
-
-
-def in_two(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Between whose halves Python reads a number: no compiler has them in one program."""
-    return y * (2.0 if (x * 2).sum().item() > 0 else 3.0)
-
-
 def operands(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
     drawn = torch.Generator().manual_seed(seed)
     return torch.randn(rows, 48, generator=drawn), torch.randn(rows, 48, generator=drawn)
 
 
-@pytest.mark.parametrize(("function", "is_direct"), [(several, True), (itself, True), (with_its_rows, False), (in_two, False)])
-def test_arguments_that_were_met_before_go_to_the_program_itself(
-    function: Callable[..., Any], is_direct: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "kernels_of", lambda graph, _: graph)
-    compiled = module._Compiled(function)
+@pytest.fixture(scope="module")
+def compiled() -> module._Compiled:
+    """Of ``several``; with kernels of a CPU."""
+    return module._Compiled(several)
+
+
+def test_arguments_that_were_met_before_go_to_the_program_itself(compiled: module._Compiled) -> None:
     for seed, rows in ((0, 16), (1, 16), (2, 32), (3, 7), (4, 16), (5, 7)):
-        assert_equal_bytes(leaves_of(compiled(*operands(seed, rows))), leaves_of(function(*operands(seed, rows))), "")
+        x, y = operands(seed, rows)
+        assert_equal_bytes(tree_leaves(compiled(x, y)), tree_leaves(several(x, y)), f"{seed}")
     assert len(compiled.seen) == 3
-    # What ``torch.compile`` returned is not called any more.
-    for divided in compiled.made:
-        compiled.made[divided] = pytest.fail
-    called = {call.run.__qualname__ == "_itself.<locals>.itself" for call in compiled.seen.values()}
-    assert called == {is_direct}
-    x, y = operands(6, 32)
-    assert_equal_bytes(leaves_of(compiled(x, y)), leaves_of(function(x, y)), "")
+    assert {call.run.__name__ for call in compiled.seen.values()} == {"itself"}
+    with pytest.MonkeyPatch.context() as without:
+        # What torch.compile returned is not called any more.
+        without.setattr(compiled, "made", {})
+        x, y = operands(6, 32)
+        assert isinstance(compiled(x, y), Found)
+        assert_equal_bytes(tree_leaves(compiled(x, y)), tree_leaves(several(x, y)), "again")
+        # Of a view elsewhere in memory, and of one that begins between two words.
+        x, y = x.repeat(2, 1)[16:48], torch.cat([torch.zeros(1), y.flatten()])[1:].view(32, 48)
+        assert_equal_bytes(tree_leaves(compiled(x, y)), tree_leaves(several(x, y)), "elsewhere")
 
 
-def test_another_dtype_of_autocast_is_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "kernels_of", lambda graph, _: graph)
-    compiled, (x, y) = module._Compiled(torch.matmul), operands(0, 48)
-    for _ in range(2):
-        with torch.autocast("cpu", torch.bfloat16):
-            assert compiled(x, y).dtype == torch.bfloat16
-        assert compiled(x, y).dtype == torch.float32
-
-
-def test_a_program_keeps_no_argument() -> None:
-    compiled, (x, y) = module._Compiled(several), operands(0, 16)
+def test_a_program_keeps_no_argument(compiled: module._Compiled) -> None:
+    x, y = operands(0, 48)
     compiled(x, y)
-    kept = weakref.ref(x.untyped_storage()), weakref.ref(x)
+    kept = weakref.ref(x)
     del x
     gc.collect()
-    assert [one() for one in kept] == [None, None]
+    assert kept() is None
 
 
-def leaves_of(result: Any) -> list[torch.Tensor | None]:
-    return [torch.tensor(one) if isinstance(one, int) else one for one in tree_leaves(result)]
+def test_another_dtype_of_autocast_is_another_call(compiled: module._Compiled) -> None:
+    x, y = operands(0, 16)
+    before = set(compiled.seen)
+    with torch.autocast("cpu", torch.bfloat16):
+        compiled(x, y)
+    (more,) = set(compiled.seen) - before
+    assert more[0] == torch.bfloat16
+
+
+def test_two_programs_or_one_that_makes_less_are_not_called_themselves() -> None:
+    x, y = operands(0, 16)
+    total, rows = x + y, x.shape[0]
+
+    def run(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [inputs[0] + inputs[1]]
+
+    one = module._Program(run, [x, y], [total])
+    direct = module._itself([one], [x, y], (total, None))
+    assert direct is not None
+    again, nothing = direct(y, y)
+    assert torch.equal(again, 2 * y)
+    assert nothing is None
+    assert module._itself([one, one], [x, y], total) is None
+    assert module._itself([], [x, y], total) is None
+    assert module._itself([one], [x, y], (total, x * 2)) is None
+    assert module._itself([one], [x, y], (total, rows)) is None
+    assert module._itself([module._Program(run, [x, y * 1], [total])], [x, y], total) is None
+    # A number that is no size of an argument, and one that is.
+    assert module._itself([module._Program(run, [x, y, 17], [total])], [x, y], total) is None
+    assert module._itself([module._Program(run, [x, y, 16], [total])], [x, y], total) is not None

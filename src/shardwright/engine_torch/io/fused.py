@@ -17,17 +17,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache, partial, wraps
+from threading import RLock
 from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from shardwright.engine_torch.io.private import autocast_of, is_traced, kernels_of, many_shapes
+from shardwright.engine_torch.io.private import autocast_of, is_traced, many_shapes, programs_called
 from shardwright.engine_torch.io.recomputation import joined
 
 T = TypeVar("T")
-_CALLED: ContextVar[list[_Program] | None] = ContextVar("called", default=None)
+_FIRST = RLock()
+"""One call at a time finds out what is called in it, and those inside of it."""
 _IMAGINED: ContextVar[Callable[..., Any] | None] = ContextVar("imagined", default=None)
 _WIDTHS = (128, 16)
 """Elements: kernels have wide loads and stores where all sizes and strides are multiples of 16, and entire blocks of a recipe where 128
@@ -79,25 +81,11 @@ def is_fused(x: object) -> bool:
 
 
 class _Program(NamedTuple):
-    """What a compiler made of a graph of operations, and a call of it."""
+    """A call of what PyTorch's compiler made of a graph of operations. ``run``: takes a list of inputs."""
 
-    run: Callable[..., Sequence[Any]]
+    run: Callable[[list[Any]], Sequence[Any]]
     inputs: Sequence[object]
     outputs: Sequence[object]
-
-
-def _watched(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> Callable[..., Sequence[Any]]:
-    """A compiler for ``torch.compile``: its own, whose programs say what they are called with."""
-    run = kernels_of(graph, examples)
-
-    def program(*inputs: Any) -> Sequence[Any]:
-        outputs = run(*inputs)
-        called = _CALLED.get()
-        if called is not None:
-            called.append(_Program(run, inputs, outputs))
-        return outputs
-
-    return program
 
 
 class _Call(NamedTuple):
@@ -133,19 +121,15 @@ class _Compiled:
         divided = tuple(map(_divided, arguments))
         if divided not in self.made:
             # Not before it is needed: it imports the compiler, for seconds.
-            self.made[divided] = torch.compile(_of_views(self.function, divided), dynamic=True, backend=_watched)
+            self.made[divided] = torch.compile(_of_views(self.function, divided), dynamic=True)
         shapes = [
             _shape(one, of) if isinstance(one, torch.Tensor) else None
             for one, of in zip(arguments, divided, strict=True)
         ]
         views, compiled, called = _views(arguments, shapes), self.made[divided], list[_Program]()
-        before = _CALLED.set(called)
-        try:
-            # The options of a compilation take as long as a call does.
-            with many_shapes():
-                result = compiled(*views)
-        finally:
-            _CALLED.reset(before)
+        # The options of a compilation take as long as a call does.
+        with _FIRST, many_shapes(), programs_called(lambda *program: called.append(_Program(*program))):
+            result = compiled(*views)
         kept = [one for one in arguments if not isinstance(one, torch.Tensor | tuple)]
         return _Call(_itself(called, views, result) or compiled, shapes, kept), result
 
@@ -166,12 +150,10 @@ def _itself(called: Sequence[_Program], views: Sequence[object], result: object)
     if not all(one is None or id(one) in made for one in leaves):
         return None
     inputs = [(number, one if number is None else None) for number, one in inputs]
-    outputs = [None if one is None else made[id(one)] for one in leaves]
-
-    run = program.run
+    run, outputs = program.run, [None if one is None else made[id(one)] for one in leaves]
 
     def itself(*views: Any) -> Any:
-        found = run(*(one if number is None else views[number] for number, one in inputs))
+        found = run([one if number is None else views[number] for number, one in inputs])
         return tree_unflatten([None if number is None else found[number] for number in outputs], structure)
 
     return itself
