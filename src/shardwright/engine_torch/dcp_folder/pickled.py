@@ -35,7 +35,7 @@ CLASSES: frozenset[tuple[str, str]] = frozenset(
         *((module, name) for module in ("pathlib", "pathlib._local") for name in ("PosixPath", "WindowsPath")),
     )
 )
-"""Every class and function in the metadata that PyTorch 2.0 to 2.13 write, besides dtypes."""
+"""Every class and function in the metadata that PyTorch 2.0 to 2.14 write, besides dtypes."""
 
 PUSHES = frozenset(
     (
