@@ -28,7 +28,7 @@ HEAD = """# What every layout loads
 
 A checkpoint that one layout saved is loaded under every other one, by both engines. `make test-all` saves the state of each of
 these models under each of these layouts, on simulated devices of JAX and on ranks of PyTorch, loads each checkpoint at each of
-these places, and writes this page again; `make test` does so for a random tenth of the pairs.
+these places, and writes this page again; `make test` does so for a random twentieth of the pairs.
 
 - The state is weights, both moments of each, and buffers; of `mixtral-test` also factors and histories of delayed amaxes. Its elements
   are random bits, with NaNs among them. Dims are odd, so that many axes do not divide the dims that they shard.
