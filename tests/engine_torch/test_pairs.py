@@ -48,7 +48,7 @@ def test_the_pairs_are_of_all_kinds() -> None:
         saving, loading = drawn(model)
         for part in (saving, loading, places(model)):
             assert {place.engine for place in part} == set(ENGINES)
-    assert sum(uneven_weights(plan_of(place)) > 0 for model in MODELS for place in drawn(model)[0]) >= 4
+    assert sum(uneven_weights(plan_of(place)) > 0 for model in MODELS for place in drawn(model)[0]) >= 5
     num_drawn = sum(len(saving) * len(loading) for saving, loading in map(drawn, MODELS))
     assert num_drawn >= sum(len(places(model)) ** 2 for model in MODELS) / 20
 
