@@ -8,6 +8,7 @@ from rich.text import Text
 
 from shardwright.report.text.columns import Column, RowGroup, aligned, natural_width, section
 from shardwright.report.text.terminal import to_text
+from shardwright.report.text.wrapping import wrapped
 
 COLUMNS = [Column(header="name"), Column(header="what", flexible=True), Column(header="bytes", right=True)]
 
@@ -46,22 +47,38 @@ def test_the_flexible_column_wraps_between_words():
     )  # fmt: skip
 
 
-def test_a_word_longer_than_its_column_is_broken():
-    assert drawn([rows(("a", "x" * 30, "1 B"))], 27) == (
-        "  name  what          bytes\n"
-        "  a     xxxxxxxxxxxx    1 B\n"
-        "        xxxxxxxxxxxx\n"
-        "        xxxxxx\n"
+def test_a_table_too_narrow_for_its_words_is_stacked():
+    groups = [rows(("a", "data/fsdp/expert/tensor", "1 B"), ("b", "x", "111 MiB"), heading="first")]
+    assert drawn(groups, 36) == (
+        "  first\n"
+        "    a  what data/fsdp/expert/tensor\n"
+        "      bytes 1 B\n"
+        "    b  what x  bytes 111 MiB\n"
     )  # fmt: skip
 
 
-def test_a_chain_of_axes_is_broken_after_a_slash():
-    assert drawn([rows(("a", "data/fsdp/expert/tensor", "1 B"))], 27) == (
-        "  name  what          bytes\n"
-        "  a     data/fsdp/      1 B\n"
-        "        expert/\n"
-        "        tensor\n"
-    )  # fmt: skip
+def test_a_word_longer_than_the_line_makes_it_longer():
+    assert drawn([rows(("a", f"b {'x' * 30}", "1 B"))], 27) == f"  a\n    what b\n    {'x' * 30}\n    bytes 1 B\n"
+
+
+def test_where_there_is_no_room_a_column_joins_the_one_before_it():
+    columns = [Column(header="kind"), Column(header="axes", joins=True), Column(header="bytes", right=True)]
+    group = rows(("all-gather", "data/fsdp/expert", "1 B"), ("send", "", "2 B"))
+    texts = [to_text(lambda _, n=n: aligned(columns, [group], n), io.StringIO(), width=200) for n in (40, 30)]
+    assert texts == [
+        "  kind        axes              bytes\n"
+        "  all-gather  data/fsdp/expert    1 B\n"
+        "  send                            2 B\n",
+        "  kind axes              bytes\n"
+        "  all-gather               1 B\n"
+        "  data/fsdp/expert\n"
+        "  send                     2 B\n",
+    ]  # fmt: skip
+
+
+def test_a_number_stays_beside_its_unit():
+    text = Text("it takes 28.4 s of 112 MiB, 5 stages")
+    assert [line.plain for line in wrapped(text, 13)] == ["it takes", "28.4 s of", "112 MiB, 5", "stages"]
 
 
 def test_a_cell_of_several_lines():

@@ -7,12 +7,10 @@ from pathlib import PurePath
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.findings.escaped import escaped_value
-from shardwright.report.text.columns import Column, RowGroup, aligned, section
+from shardwright.report.text.columns import Column, RowGroup, aligned, labelled, paragraph, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
@@ -82,7 +80,7 @@ def verified_view(checked: Mapping[str, Any]) -> View:
             read = f"{one['num_boxes']:,} boxes, {pretty_bytes(one['bytes'])}"
             parts.append(Text.assemble(word, f"  {one['directory']}  ", (read, "dim")))
             for problem in one["problems"]:
-                parts.append(Padding(Text.assemble((problem["code"], "bold"), f": {problem['message']}"), (0, 0, 0, 2)))
+                parts.append(paragraph(Text.assemble((problem["code"], "bold"), f": {problem['message']}")))
         parts += _faults((), checked["leftovers"])
         if checked["unknown"]:
             parts.append(Text(f"not of a checkpoint, and never read: {', '.join(checked['unknown'])}", style="yellow"))
@@ -108,13 +106,9 @@ def _newest(one: Mapping[str, Any], width: int) -> RenderableType:
         lines.append(("metrics", Text(", ".join(f"{name} {value:.6g}" for name, value in one["metrics"].items()))))
     if changes := recorded(one["metadata"]):
         lines.append(("changes", Text("\n".join(_change(change) for change in changes))))
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim")
-    for label, text in lines:
-        grid.add_row(label, text)
     return Group(
         Text(one["directory"], style="bold"),
-        Padding(grid, (0, 0, 0, 2)),
+        labelled(lines, width),
         Text(""),
         section("tensors", _tensors(one["tensors"], colors, width)),
     )

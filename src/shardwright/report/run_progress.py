@@ -23,7 +23,7 @@ class Bar:
         self._task = progress.add_task("starting", total=None, line="")
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+        self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def doing(self, text: str) -> None:
         self._progress.update(self._task, description=text, total=None)

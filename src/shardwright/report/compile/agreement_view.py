@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.matching import AgreementRow
 from shardwright.compiled.agreement.rewrites import REWRITES
-from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned
+from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.units import pretty_bytes, several
 
 STYLES = {"matched": "", "explained": "yellow", "unmatched": "bold red"}
 NOTHING = "-"
-WITH_TIMES = 100
-"""The least width at which the table has a column for the number of executions."""
 
 
 def agreement_table(agreement: Agreement, colors: AxisColors, width: int) -> RenderableType:
@@ -26,18 +23,17 @@ def agreement_table(agreement: Agreement, colors: AxisColors, width: int) -> Ren
     if not agreement.rows:
         return Text("  none: the step has no collectives, as predicted", style="dim")
     letters = _letters(agreement.rows)
-    timed = width >= WITH_TIMES
-    columns = [Column(header="kind"), Column(header="axes", flexible=True)]
-    columns += [Column(header=name, right=True) for name in ("predicted", "compiled", *(("times",) if timed else ()))]
+    columns = [Column(header="kind"), Column(header="axes", joins=True)]
+    columns += [Column(header=name, right=True) for name in ("predicted", "compiled", "times")]
     columns += [Column(header="difference", right=True), Column(header="how")]
     groups = []
     for component in dict.fromkeys(row.component for row in agreement.rows):
-        cells = [_cells(row, letters, colors, timed) for row in agreement.rows if row.component == component]
+        cells = [_cells(row, letters, colors) for row in agreement.rows if row.component == component]
         groups.append(RowGroup(heading=Text(component or "without a name", style="bold"), cells=cells))
     return Group(
         aligned(columns, groups, width),
         Text(""),
-        *(_paragraph(f"{letter}  {name}: {REWRITES[name].reason}") for name, letter in letters.items()),
+        *(paragraph(f"{letter}  {name}: {REWRITES[name].reason}", "dim") for name, letter in letters.items()),
         *([Text("")] if letters else []),
         _summary(agreement),
     )
@@ -49,15 +45,14 @@ def _letters(rows: Sequence[AgreementRow]) -> Mapping[str, str]:
     return {name: chr(ord("a") + number) for number, name in enumerate(names)}
 
 
-def _cells(row: AgreementRow, letters: Mapping[str, str], colors: AxisColors, timed: bool) -> list[Text]:
+def _cells(row: AgreementRow, letters: Mapping[str, str], colors: AxisColors) -> list[Text]:
     style = STYLES[row.state]
     became = f"\nas {', '.join(row.compiled_as)}" if row.compiled_as else ""
     how = " ".join(letters[name] for name in row.explained_by) if row.state != "unmatched" else "unmatched"
     cells = [Text(row.kind + became, style=style), colors.axes(row.axes)]
     cells += [_bytes(row.predicted_bytes), _bytes(row.compiled_bytes)]
-    if timed:
-        both = (row.predicted_count, row.compiled_count)
-        cells.append(Text(f"{both[0]:,}" if both[0] == both[1] else f"{both[0]:,} / {both[1]:,}"))
+    both = (row.predicted_count, row.compiled_count)
+    cells.append(Text(f"{both[0]:,}" if both[0] == both[1] else f"{both[0]:,} / {both[1]:,}"))
     return [*cells, Text(_difference(row), style=style), Text(how, style=style)]
 
 
@@ -82,8 +77,4 @@ def _summary(agreement: Agreement) -> RenderableType:
     line = Text(text)
     if unmatched:
         line.append(f"; {len(unmatched)} unmatched", style=STYLES["unmatched"])
-    return Padding(line, (0, 0, 0, INDENT))
-
-
-def _paragraph(text: str) -> RenderableType:
-    return Padding(Text(text, style="dim"), (0, 0, 0, INDENT))
+    return paragraph(line)

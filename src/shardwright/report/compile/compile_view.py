@@ -35,7 +35,7 @@ def compile_view(
     def view(width: int) -> RenderableType:
         colors = AxisColors.of(plan.mesh.shape)
         parts = [
-            head(plan, colors, chosen),
+            head(plan, colors, chosen, width),
             _compiled(program),
             section("memory of one device", compiled_memory_table(plan, program, width)),
             section(

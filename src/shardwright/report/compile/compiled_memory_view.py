@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.compiled.reading.program import CompiledProgram, RankMemory, Temporary
 from shardwright.core.plan.plan import Plan
 from shardwright.core.stages.notation import stages_text
 from shardwright.report.plan.memory_view import BAR, BAR_WIDTH
-from shardwright.report.text.columns import GAP, INDENT, Column, RowGroup, aligned
+from shardwright.report.text.columns import GAP, INDENT, Column, RowGroup, aligned, paragraph
 from shardwright.report.text.units import pretty_bytes
 
 SHOWN = 10
@@ -80,7 +79,7 @@ def compiled_memory_table(plan: Plan, program: CompiledProgram, width: int) -> R
         text += (
             f" In the host's memory: {pretty_bytes(compiled.host_bytes)}, planned {pretty_bytes(predicted.host_bytes)}."
         )
-    return Group(aligned(columns, rows, width), Text(""), Padding(Text(text, style="dim"), (0, 0, 0, INDENT)))
+    return Group(aligned(columns, rows, width), Text(""), paragraph(text, "dim"))
 
 
 def _above(planned: int, peak: int) -> str:
@@ -118,7 +117,7 @@ def ranks_table(ranks: Sequence[RankMemory], width: int) -> RenderableType:
             ]
         )
     left_out = len(ranks) - len(shown)
-    lines = [Padding(Text(f"{left_out} ranks in the middle are left out", style="dim"), (0, 0, 0, INDENT))]
+    lines = [paragraph(f"{left_out} ranks in the middle are left out", "dim")]
     return Group(aligned(columns, [RowGroup(cells=rows)], width), *(lines if left_out else []))
 
 

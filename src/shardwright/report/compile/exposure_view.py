@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.compiled.reading.program import Exposure
 from shardwright.core.plan.plan import Plan
-from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned
+from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 
 
@@ -35,6 +34,4 @@ def exposure_table(plan: Plan, exposures: Sequence[Exposure], width: int) -> Ren
             f"; the plan expects {pretty_seconds(step.exposed_seconds)} of {pretty_seconds(step.communication_seconds)}, "
             f"{step.exposed_seconds / step.communication_seconds:.1%} of the time of its collectives, to be exposed"
         )
-    return Group(
-        aligned(columns, [RowGroup(cells=rows)], width), Text(""), Padding(Text(text, style="dim"), (0, 0, 0, INDENT))
-    )
+    return Group(aligned(columns, [RowGroup(cells=rows)], width), Text(""), paragraph(text, "dim"))

@@ -17,7 +17,7 @@ MOST_NAMES = 4
 def converted_view(converted: Mapping[str, Any]) -> View:
     """What was written, of what, and what was left out."""
 
-    def view(_: int) -> RenderableType:
+    def view(width: int) -> RenderableType:
         if "folder" in converted:
             tensors = (
                 f"{several(converted['num_tensors'], 'tensor')}, {pretty_bytes(converted['bytes'])} in "
@@ -26,7 +26,7 @@ def converted_view(converted: Mapping[str, Any]) -> View:
             lines = [("from", converted["from"]), ("step", str(converted["step"])), ("tensors", tensors)]
             if converted["values"]:
                 lines.append(("values", _names(converted["values"])))
-            return headed(f"exported to {converted['folder']}", lines)
+            return headed(f"exported to {converted['folder']}", lines, width)
         boxes = converted["num_boxes"]
         dtypes = f" in {', '.join(converted['dtypes'])}" if converted["dtypes"] else ""
         tensors = (
@@ -42,7 +42,7 @@ def converted_view(converted: Mapping[str, Any]) -> View:
             lines.append(("unverified", f"{_names(converted['unverified'])}: saved without a digest"))
         if converted.get("pickles_executed"):
             lines.append(("pickles", "executed by Python's unpickler, as --trust-pickle asks"))
-        return headed(f"imported to {converted['directory']}", lines)
+        return headed(f"imported to {converted['directory']}", lines, width)
 
     return view
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.findings.finding import Finding
@@ -17,7 +15,7 @@ from shardwright.interop.layout_text import layout_text
 from shardwright.interop.torchtitan.importing import TorchTitanImport
 from shardwright.interop.torchtitan.rows import StepRows
 from shardwright.report.plan.findings_view import counted, findings_list
-from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned, section
+from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned, labelled, section
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_count, several
 
@@ -36,7 +34,7 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
             "recomputed": found.remat or "",
             "model": _model_of(found),
         }
-        sections = [heading(source, lines, found.chosen)]
+        sections = [heading(source, lines, found.chosen, width)]
         groups = {name: ranks for name, ranks in found.groups.items() if len(ranks) > 1}
         if groups:
             cells = [[Text(name), Text(_ranks(ranks))] for name, ranks in groups.items()]
@@ -83,7 +81,7 @@ def hugging_face_view(found: HuggingFaceImport) -> View:
             f"{several(table.num_layers, 'layer')}",
             "plan it": f"shardwright plan {command(found.model)}" if found.model else "",
         }
-        sections = [heading(table.name, lines, {})]
+        sections = [heading(table.name, lines, {}, width)]
         cells = [
             [
                 Text(weight.name),
@@ -106,27 +104,19 @@ def hugging_face_view(found: HuggingFaceImport) -> View:
     return view
 
 
-def heading(title: str, lines: Mapping[str, str], chosen: Mapping[str, str]) -> RenderableType:
+def heading(title: str, lines: Mapping[str, str], chosen: Mapping[str, str], width: int) -> RenderableType:
     """A title, labelled lines, and the defaults that were chosen."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
     shown = dict(lines)
     if chosen:
         shown["by default"] = " ".join(f"{option} {value}" for option, value in chosen.items())
-    for label, text in shown.items():
-        if text:
-            grid.add_row(label, Text(text))
-    return Group(Text(title, style="bold"), Padding(grid, (0, 0, 0, INDENT)), Text(""))
+    return Group(Text(title, style="bold"), labelled(shown.items(), width), Text(""))
 
 
 def layout_section(layout: Layout | None) -> Sequence[RenderableType]:
     """The layout as the text of a layout file."""
     if layout is None:
         return ()
-    lines = (
-        Text(f"{' ' * INDENT}{line}", no_wrap=True, overflow="ignore") for line in layout_text(layout).splitlines()
-    )
+    lines = (Text(f"{' ' * INDENT}{line}", no_wrap=True) for line in layout_text(layout).splitlines())
     return (section("in roles", *lines),)
 
 

@@ -40,7 +40,7 @@ def maxtext_view(found: MaxTextImport) -> View:
             lines["recomputed"] = f"--remat {found.remat}"
         if imported.configuration.not_read:
             lines["not read"] = f"{', '.join(imported.configuration.not_read)}: they change no layout"
-        sections = [heading(" + ".join(imported.configuration.sources), lines, found.chosen)]
+        sections = [heading(" + ".join(imported.configuration.sources), lines, found.chosen, width)]
         for title, tensors, per in (
             ("weights", imported.weights, "all layers, per device"),
             ("activations", imported.activations, "per layer and device"),

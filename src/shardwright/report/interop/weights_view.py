@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.interop.hugging_face.weights.exporting import Exported
 from shardwright.interop.hugging_face.weights.importing import Imported
 from shardwright.report.plan.findings_view import findings_list
+from shardwright.report.text.columns import labelled
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, several
 
@@ -40,7 +39,7 @@ def imported_view(imported: Imported) -> View:
         if imported.kept_fp8:
             lines.append(("kept", f"codes and scales of {several(imported.kept_fp8, 'tensor')} in FP8"))
         lines += _beside(imported.kept, imported.files)
-        drawn = headed(f"imported to {imported.directory}", lines)
+        drawn = headed(f"imported to {imported.directory}", lines, width)
         return Group(drawn, *([findings_list(imported.findings, width)] if imported.findings else []))
 
     return view
@@ -49,7 +48,7 @@ def imported_view(imported: Imported) -> View:
 def exported_view(exported: Exported) -> View:
     """The folder that was written, its model, and what was left out."""
 
-    def view(_: int) -> RenderableType:
+    def view(width: int) -> RenderableType:
         config = "none: no class of transformers is known for this architecture. Add the model's own"
         if exported.model.config_is_written:
             config = "written from the architecture; the ids of special tokens are null"
@@ -77,7 +76,7 @@ def exported_view(exported: Exported) -> View:
             lines.append(("left out", f"{averages} of the average of the weights: --average exports it instead"))
         if exported.moments:
             lines.append(("left out", f"{several(exported.moments, 'tensor')} of the optimizer"))
-        return headed(f"exported to {exported.folder}", lines)
+        return headed(f"exported to {exported.folder}", lines, width)
 
     return view
 
@@ -112,10 +111,6 @@ def weights_progress(doing: str) -> Iterator[Callable[[int, int], None]]:
         yield moved
 
 
-def headed(heading: str, lines: Sequence[tuple[str, str]]) -> RenderableType:
+def headed(heading: str, lines: Sequence[tuple[str, str]], width: int) -> RenderableType:
     """A heading, and lines of a label and a text."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(style="dim")
-    for label, text in lines:
-        grid.add_row(label, Text(text))
-    return Group(Text(heading, style="bold"), Padding(grid, (0, 0, 0, 2)))
+    return Group(Text(heading, style="bold"), labelled(lines, width))

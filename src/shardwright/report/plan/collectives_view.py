@@ -19,7 +19,7 @@ def collectives_table(plan: Plan, colors: AxisColors, width: int) -> RenderableT
     if not plan.collectives:
         return Text("  none: the step has no collectives", style="dim")
     timed = any(one.seconds is not None for one in plan.collectives)
-    columns = [Column(header="phase"), Column(header="kind"), Column(header="axes", flexible=True)]
+    columns = [Column(header="phase"), Column(header="kind"), Column(header="axes", joins=True)]
     columns += [Column(header=name, right=True) for name in ("largest", "times", "all bytes")]
     if timed:
         columns.append(Column(header="all time", right=True))

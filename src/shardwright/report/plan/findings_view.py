@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.findings.codes import SEVERITIES
 from shardwright.core.findings.finding import Finding, count_by_severity, worst_first
+from shardwright.report.text.columns import laid_out
+from shardwright.report.text.wrapping import hanging, wrapped
 
 STYLES = {"error": "bold red", "warning": "bold yellow", "info": "bold blue"}
 
-ELLIPSIS = "..."
 LABEL = 9
 """Columns before every text: an indent of two, a label, a space."""
 
@@ -32,15 +31,13 @@ def findings_list(findings: Iterable[Finding], width: int) -> RenderableType:
 def finding_block(finding: Finding, width: int) -> RenderableType:
     style = STYLES[finding.severity]
     head = Text.assemble((f"{finding.severity} {finding.code}", style), ": ", (finding.law, "bold"))
-    grid = Table.grid(padding=(0, 1, 0, 0))
-    grid.add_column(style="dim", width=6)
-    grid.add_column(overflow="fold")
+    lines: list[Text] = []
     for label, text in finding.lines():
         if label:
-            grid.add_row(label, Text(text))
+            lines += hanging(Text(f"  {label}".ljust(LABEL), style="dim"), Text(text), width)
         else:
-            grid.add_row("", _with_caret(text, style, width - LABEL))
-    return Group(head, Padding(grid, (0, 0, 0, 2)))
+            lines += [Text(" " * LABEL) + line for line in _with_caret(text, style, width - LABEL)]
+    return Group(head, *(laid_out(line) for line in lines))
 
 
 def counted(findings: Sequence[Finding]) -> str:
@@ -58,18 +55,18 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join(parts) or "no findings"
 
 
-def _with_caret(text: str, style: str, width: int) -> Text:
-    """The notation and the caret below it, which must stay in its column.
-
-    Neither line wraps: of a notation that is too long, only the text around the caret is shown.
-    """
+def _with_caret(text: str, style: str, width: int) -> list[Text]:
+    """The notation and the caret below it, which must stay in its column: each line that the caret reaches has its part of it."""
     notation, _, mark = text.partition("\n")
-    first, length = mark.index("^"), mark.count("^")
-    if len(notation) > width:
-        shown = max(width - 2 * len(ELLIPSIS), 1)
-        start = min(max(0, first + length // 2 - shown // 2), len(notation) - shown)
-        before, after = (ELLIPSIS if start else ""), (ELLIPSIS if start + shown < len(notation) else "")
-        length = min(first + length, start + shown) - max(first, start)
-        first = max(first, start) - start + len(before)
-        notation = f"{before}{notation[start : start + shown]}{after}"
-    return Text.assemble(notation, "\n", " " * first, ("^" * length, style), no_wrap=True, overflow="ignore")
+    first, last = mark.index("^"), len(mark.rstrip())
+    lines: list[Text] = []
+    begin = 0
+    for line in wrapped(Text(notation), width):
+        begin = notation.index(line.plain, begin)
+        end = begin + len(line)
+        lines.append(line)
+        if first < end and last > begin:
+            start = max(first, begin)
+            lines.append(Text.assemble(" " * (start - begin), ("^" * (min(last, end) - start), style)))
+        begin = end
+    return lines

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.plan.plan import Plan
-from shardwright.report.text.columns import INDENT
+from shardwright.report.text.columns import labelled
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.units import pretty_count, several
 
 
-def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> RenderableType:
+def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str], width: int) -> RenderableType:
     """``chosen``: the defaults that were used, by option."""
     request = plan.request
     title = Text.assemble((request.table.name, "bold"), " under ", (request.layout.name, "bold"))
@@ -35,13 +33,7 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str]) -> Renderabl
         lines.append(
             ("by default", Text(" ".join(f"{option} {value}" for option, value in chosen.items()), style="dim"))
         )
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True, style="dim")
-    grid.add_column(overflow="fold")
-    for label, text in lines:
-        if text:
-            grid.add_row(label, text)
-    return Group(title, Padding(grid, (0, 0, 0, INDENT)), Text(""))
+    return Group(title, labelled(lines, width), Text(""))
 
 
 def _model(plan: Plan) -> str:

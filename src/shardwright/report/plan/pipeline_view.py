@@ -5,13 +5,12 @@ from __future__ import annotations
 from itertools import groupby
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.core.schedules.schedules import SCHEDULES
 from shardwright.core.stages.notation import stages_text
 from shardwright.core.stages.planned import Pipeline
-from shardwright.report.text.columns import INDENT, Column, RowGroup, aligned
+from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph
 from shardwright.report.text.units import pretty_bytes, several
 
 MOST_ROWS = 32
@@ -64,7 +63,7 @@ def pipeline_table(pipeline: Pipeline, width: int) -> RenderableType:
         *_shared(pipeline),
     ]
     return Group(
-        *(Padding(Text(line), (0, 0, 0, INDENT)) for line in lines),
+        *map(paragraph, lines),
         Text(""),
         aligned(columns, [RowGroup(cells=rows)], width),
     )

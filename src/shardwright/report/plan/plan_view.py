@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from shardwright.core.plan.plan import Plan
@@ -17,7 +16,7 @@ from shardwright.report.plan.memory_view import memory_table
 from shardwright.report.plan.pipeline_view import pipeline_table
 from shardwright.report.plan.roles_view import roles_table
 from shardwright.report.plan.tensor_tables import activations_table, of_integers, weights_table
-from shardwright.report.text.columns import INDENT, section
+from shardwright.report.text.columns import paragraph, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
@@ -28,7 +27,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
 
     def view(width: int) -> RenderableType:
         colors = AxisColors.of(plan.mesh.shape)
-        parts = [head(plan, colors, chosen), section("roles", roles_table(plan, colors, width))]
+        parts = [head(plan, colors, chosen, width), section("roles", roles_table(plan, colors, width))]
         if tensors:
             if colors.left_out:
                 parts.append(Text(f"Axes of size 1 are left out below: {', '.join(colors.left_out)}.\n", style="dim"))
@@ -41,7 +40,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
             parts.append(section("stages of the pipeline", pipeline_table(plan.pipeline, width)))
         parts.append(section(f"memory of one device{_of_rank(plan)}", memory_table(plan, width)))
         if plan.step is not None:
-            parts.append(section("one step, estimated", _paragraph(_step(plan)), *map(_paragraph, _sources(plan))))
+            parts.append(section("one step, estimated", paragraph(_step(plan)), *map(paragraph, _sources(plan))))
         if plan.choices:
             parts.append(section("chosen by cost", choices_table(plan.choices, width)))
         title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
@@ -67,10 +66,6 @@ def _integers(plan: Plan) -> Sequence[Text]:
     return (
         Text(f"\nLeft out: {len(rows)} of integers, {total} together ({rows[0].name} ...); --json has them.", "dim"),
     )
-
-
-def _paragraph(text: str) -> RenderableType:
-    return Padding(Text(text), (0, 0, 0, INDENT))
 
 
 def _step(plan: Plan) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from rich.console import RenderableType
-from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
-from shardwright.report.text.columns import INDENT
+from shardwright.report.text.columns import Column, RowGroup, aligned, natural_width
 from shardwright.report.text.notation_text import DIM, AxisColors
 
 
@@ -24,10 +22,6 @@ def roles_table(plan: Plan, colors: AxisColors, width: int) -> RenderableType:
             role = layout.role(axis, component)
             row.append(Text(role, style=DIM) if role == "idle" else colors.axis(axis, role))
         rows.append(row)
-    widths = [max(cell.cell_len for cell in column) for column in zip(*rows, strict=True)]
-    if INDENT + sum(widths) + 2 * (len(widths) - 1) > width:
+    if natural_width([Column(header="")] * len(rows[0]), [RowGroup(cells=rows)]) > width:
         rows = [list(column) for column in zip(*rows, strict=True)]
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    for row in rows:
-        grid.add_row(*row)
-    return Padding(grid, (0, 0, 0, INDENT))
+    return aligned([Column(header="")] * len(rows[0]), [RowGroup(cells=rows)], width)

@@ -172,7 +172,7 @@ def _tensor(change: TensorChange, colors: AxisColors) -> list[list[Text]]:
 def _collectives(
     found: Difference | CompiledDifference, names: tuple[str, str], colors: AxisColors, width: int
 ) -> RenderableType:
-    columns = [Column(header="phase"), Column(header="kind"), Column(header="axes", flexible=True)]
+    columns = [Column(header="phase"), Column(header="kind"), Column(header="axes", joins=True)]
     columns += [Column(header=name, right=True) for name in (names[0], "times", names[1], "times")]
     groups = []
     for component in (*COMPONENTS, None):

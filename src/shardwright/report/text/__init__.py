@@ -1,7 +1,8 @@
 """What every view is made of: columns, numbers, colours, widths.
 
-columns.py        groups of rows with the same columns
+columns.py        groups of rows with the same columns, lines with labels
 units.py          numbers with units
 notation_text.py  a spec in colours
-terminal.py       from rich's drawing to the text for one stream
+wrapping.py       lines that are broken between words
+terminal.py       from a view to the text for one stream
 """

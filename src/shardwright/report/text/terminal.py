@@ -1,4 +1,4 @@
-"""From rich's drawing to the text for one stream: its width, and colours only on a terminal."""
+"""From a view to the text for one stream: its width, and colours only on a terminal."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import TextIO
 
 from rich.console import Console, RenderableType
+from rich.text import Text
+
+from shardwright.report.text.wrapping import lines_of
 
 MIN_WIDTH = 60
 
@@ -14,9 +17,9 @@ View = Callable[[int], RenderableType]
 
 
 def to_text(view: View, stream: TextIO, width: int | None = None) -> str:
-    """The text to write to ``stream``. Piped, or under NO_COLOR, it has no colours; COLUMNS sets a width."""
-    console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False, soft_wrap=False)
+    """The text to write to ``stream``. Piped, or under NO_COLOR, it has no colours; COLUMNS sets a width. Nothing is truncated."""
+    console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
     width = max(MIN_WIDTH, console.width)
     with console.capture() as capture:
-        console.print(view(width), width=width)
+        console.print(Text("\n").join(lines_of(view(width), width)), soft_wrap=True)
     return "\n".join(line.rstrip() for line in capture.get().split("\n"))
