@@ -32,7 +32,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "layouts": {"core", "files"},
         "checkpoint": {"core", "storage", "numpy", "safetensors", "xxhash"},
         "data": {"core", "storage", "numpy", "grain", "tokenizers"},
-        "runs": {"core", "storage", "training", "checkpoint", "data", "init", "numpy", "xxhash"},
+        "runs": {"core", "storage", "training", "cost", "checkpoint", "data", "init", "numpy", "xxhash"},
         "engine_jax": {*_FOUNDATION, "runs", "numpy", "jax", "optax"},
         "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch"},
         "compiled": {"core", "cost"},

@@ -65,6 +65,7 @@ RUN = {
     "--resume-from",
     "--change",
     "--tensorboard",
+    "--log-every",
     "--coordinator",
     "--processes",
     "--process",

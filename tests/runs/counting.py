@@ -28,6 +28,7 @@ class Counting:
         self.calls: list[str] = []
         self.overflow_at: int | None = None
         self.peak_bytes: int | None = None
+        self.device_name = "cpu"
         self._sums_RW = np.zeros(INFO.shape, np.int64)
         self._step = 0
 

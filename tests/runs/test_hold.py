@@ -260,5 +260,5 @@ def test_two_that_start_at_once_and_are_killed_at_random_moments(tmp_path: Path)
     run_options = options(tmp_path)
     out = tmp_path / "out"
     assert losses(out) == sums(run_options, 60)
-    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "metrics.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == ["checkpoints", "metrics.jsonl", "run.jsonl"]
     assert not list((out / "checkpoints").glob("*damaged*"))

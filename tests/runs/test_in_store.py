@@ -54,7 +54,7 @@ def test_a_run_saves_there_and_goes_on_from_there(stored: RunOptions, in_backgro
     assert verify(stored.saved_under)["ok"]
     lines = (stored.out / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["loss"] for line in lines] == sums(stored, 6)
-    assert sorted(path.name for path in stored.out.iterdir()) == ["checkpoints.txt", "metrics.jsonl"]
+    assert sorted(path.name for path in stored.out.iterdir()) == ["checkpoints.txt", "metrics.jsonl", "run.jsonl"]
 
 
 @pytest.mark.matrix

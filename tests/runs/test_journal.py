@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from random import Random
@@ -175,14 +176,14 @@ class Board:
     def __init__(self, logdir: str, *, purge_step: int) -> None:
         self.run_options: list[Any] = [(logdir, purge_step)]
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self.run_options.append((tag, scalar_value, global_step))
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float | None = None) -> None:
+        self.run_options.append((tag, scalar_value, global_step, walltime))
 
     def close(self) -> None:
         self.run_options.append("closed")
 
 
-def test_a_board_gets_the_main_metrics_and_is_closed(tmp_path: Path) -> None:
+def test_a_board_gets_every_metric_with_its_time_and_is_closed(tmp_path: Path) -> None:
     boards: list[Board] = []
 
     def writer(logdir: str, *, purge_step: int) -> Board:
@@ -190,12 +191,17 @@ def test_a_board_gets_the_main_metrics_and_is_closed(tmp_path: Path) -> None:
         return boards[0]
 
     with journal(tmp_path, first_step=4, writer=writer, say=print) as records:
-        records.write(record(5))
+        records.write(replace(record(5), lr=3e-4, tokens_seen=480, time_s=1.5e9))
     assert boards[0].run_options == [
         (str(tmp_path / "tensorboard"), 5),
-        ("loss", 2.5, 5),
-        ("grad_norm", 1.25, 5),
-        ("tokens_per_s", 960.0, 5),
+        ("loss", 2.5, 5, 1.5e9),
+        ("grad_norm", 1.25, 5, 1.5e9),
+        ("tokens", 96, 5, 1.5e9),
+        ("tokens_per_s", 960.0, 5, 1.5e9),
+        ("step_s", 0.1, 5, 1.5e9),
+        ("dropped", 0, 5, 1.5e9),
+        ("lr", 3e-4, 5, 1.5e9),
+        ("tokens_seen", 480, 5, 1.5e9),
         "closed",
     ]
 

@@ -26,6 +26,7 @@ from shardwright.cli.typed.verbs import (
     PlanVerb,
     TrainVerb,
 )
+from shardwright.cli.typed.written import with_options_of_its_run
 from shardwright.core.findings.errors import (
     INTERRUPTED,
     NOBODY_READS,
@@ -112,6 +113,7 @@ def _exit_code(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     try:
         _refuse_nul(arguments)
+        arguments = with_options_of_its_run(arguments)
         return _run(_read(arguments, as_json), arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0

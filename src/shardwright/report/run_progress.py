@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,7 +16,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from shardwright.training.options import Listener, StepRecord, write_why
 
 LINES = 10
-"""The number of lines over a run, without a terminal."""
+"""The least number of lines over a run, without a terminal."""
+LOG_FILE = "log.txt"
+"""What a run printed, in its folder."""
+
+MOST_SECONDS = 60
+"""The longest time without a line, where a step takes no longer."""
 
 
 class Bar:
@@ -41,27 +50,69 @@ class Bar:
 
 
 class Lines:
-    """Lines in a file or a pipe."""
+    """Lines in a file or a pipe: of each ``every`` steps; None: ten over a run, and one a minute at least."""
 
-    def __init__(self) -> None:
-        self._every, self._last = 1, 0
+    def __init__(self, write: Callable[[str], None], every: int | None = None) -> None:
+        self._write, self._asked, self._every, self._last, self._written_s = write, every, 1, 0, 0.0
 
     def say(self, text: str) -> None:
-        print(text, flush=True)
+        self._write(text)
 
     def doing(self, text: str) -> None:
-        print(f"{text} ...", flush=True)
+        self._write(f"{text} ...")
 
     def begin(self, first: int, last: int) -> None:
-        self._every, self._last = max(1, (last - first) // LINES), last
+        self._every, self._last = self._asked or max(1, (last - first) // LINES), last
+        self._written_s = time.monotonic()
 
     def step(self, record: StepRecord) -> None:
-        if record.step % self._every == 0 or record.step in (1, self._last):
-            print(f"step {record.step:>{len(str(self._last))}}/{self._last}  {progress_line(record)}", flush=True)
+        late = self._asked is None and time.monotonic() - self._written_s >= MOST_SECONDS
+        if late or record.step % self._every == 0 or record.step in (1, self._last):
+            self._written_s = time.monotonic()
+            self._write(f"step {record.step:>{len(str(self._last))}}/{self._last}  {progress_line(record)}")
 
     def end(self, why: str, exit_code: int) -> None:
         del exit_code
         write_why(why)
+
+
+class Logged:
+    """A listener whose lines also go to ``log.txt`` in the folder of the run, from the moment when the run writes there."""
+
+    def __init__(self, shown: Listener, out: Path, every: int | None) -> None:
+        self._shown, self._out, self._waiting = shown, out, list[str]()
+        self._began = False
+        self._lines = Lines(self.write, every)
+
+    def write(self, text: str) -> None:
+        """A line of the log alone: with its time. Lines from before the run writes in its folder are kept until then."""
+        self._waiting += [f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S}  {line}".rstrip() for line in text.split("\n")]
+        if self._began:
+            # A log that cannot be written ends no run: what matters is in the metrics, whose error names the folder.
+            with suppress(OSError), (self._out / LOG_FILE).open("a", encoding="utf-8", errors="replace") as file:
+                file.write("".join(f"{line}\n" for line in self._waiting))
+            self._waiting.clear()
+
+    def say(self, text: str) -> None:
+        self._shown.say(text)
+        self._lines.say(text)
+
+    def doing(self, text: str) -> None:
+        self._shown.doing(text)
+        self._lines.doing(text)
+
+    def begin(self, first: int, last: int) -> None:
+        self._began = True
+        self._shown.begin(first, last)
+        self._lines.begin(first, last)
+
+    def step(self, record: StepRecord) -> None:
+        self._shown.step(record)
+        self._lines.step(record)
+
+    def end(self, why: str, exit_code: int) -> None:
+        self.write(f"shardwright: {why}")
+        self._shown.end(why, exit_code)
 
 
 def progress_line(record: StepRecord) -> str:
@@ -70,10 +121,10 @@ def progress_line(record: StepRecord) -> str:
 
 
 @contextmanager
-def run_progress() -> Iterator[Listener]:
-    """A bar where standard output is a terminal, lines elsewhere."""
+def run_progress(log_every: int | None = None) -> Iterator[Listener]:
+    """A bar where standard output is a terminal, lines elsewhere: of each ``log_every`` steps."""
     if not sys.stdout.isatty():
-        yield Lines()
+        yield Lines(partial(print, flush=True), log_every)
         return
     columns = (
         TextColumn("{task.description}"),

@@ -70,6 +70,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def device_name(self) -> str:
+        """A device of this process, by the name that its driver gives; ``cpu`` for the host."""
+        ...
+
+    @property
     def offsets(self) -> Sequence[int]:
         """The rows of a step that this process reads, counted from the step's first row, ascending."""
         ...

@@ -17,19 +17,31 @@ from shardwright.runs.engine import Engine
 from shardwright.runs.fingerprint import rules_of_run
 from shardwright.runs.hold import Hold
 from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
+from shardwright.runs.metrics.rates import Rates, rates_of
 from shardwright.runs.metrics.records import StepMetrics, beside_plan, record_of, require_sound
+from shardwright.runs.metrics.run_record import recorded
 from shardwright.runs.processes.group import Ending, Group
 from shardwright.runs.processes.replicas import require_equal
-from shardwright.runs.processes.signals import stop_on_signal
+from shardwright.runs.processes.signals import Stop, stop_on_signal
 from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
 from shardwright.runs.store import key_of_run
 from shardwright.storage.url import Place
 from shardwright.training.changes import CHANGES, Change
+from shardwright.training.optimizer import learning_rate, optimizer_options
 from shardwright.training.options import METRICS_FILE, SAVED_METRICS, Listener, RunOptions, RunOutcome
+
+TOKENS_SEEN = "tokens_seen"
+"""The field of a checkpoint's metadata with the valid tokens of all steps until then."""
 
 SETTLED = 2
 """The first steps of a run, which its time for a step leaves out: they compile, allocate or fill caches."""
+
+
+def tokens_seen(metadata: Mapping[str, Any]) -> int | None:
+    """The valid tokens that a checkpoint's run has seen; None where it does not say it. Anybody may have written it."""
+    number = metadata.get(TOKENS_SEEN)
+    return number if type(number) is int else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +50,8 @@ class Loop:
     ``published``, what was published with the weights that the run began with.
 
     ``changes``: of options, until now; saved too. ``skipped``: the checkpoints that are proven damaged, and how. ``hold``: the lock of
-    the folder, in the process that has it.
+    the folder, in the process that has it. ``tokens_seen``: the valid tokens of the steps that are done; None where the checkpoint does not
+    say it.
     """
 
     options: RunOptions
@@ -52,12 +65,12 @@ class Loop:
     shown: Listener
     writer: BoardWriter | None
     group: Group
+    tokens_seen: int | None
     hold: Hold | None = None
 
     def go(self, first: int, next_row: int, saved: Place | None) -> RunOutcome:
         """Train the steps after the first ``first`` ones, from row ``next_row`` on. ``saved``: the checkpoint of step ``first``."""
         last = self.options.last_step
-        metrics_path = self.options.out / METRICS_FILE
         if first >= last:
             self.shown.say(f"nothing to do: {first} steps are done, and this run ends at {last}")
             return RunOutcome(
@@ -65,7 +78,7 @@ class Loop:
                 step=first,
                 loss=None,
                 checkpoint=saved,
-                metrics=metrics_path,
+                metrics=self.options.out / METRICS_FILE,
                 changes=self.changes,
             )
         with stop_on_signal() as stop:
@@ -73,50 +86,63 @@ class Loop:
             self.engine.prepare()
             # Gloo waits only 30 s for its peers, and the compile times of two processes may differ by more.
             self.group.exchange("the step is compiled", None)
-            loss, ending = math.nan, Ending(last)
-            times: list[float] = []
-            with (
-                self._journal(first) as records,
-                Saver(
-                    self.options.saved_under,
-                    self.group,
-                    self.shown,
-                    keep=rules_of_run(self.options),
-                    asynchronous=self.options.async_checkpoints,
-                    run=self._key(),
-                    others=self.options.checkpoints is not None,
-                ) as saver,
-                batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
-            ):
-                self.shown.begin(first, last)
-                for number in range(first + 1, last + 1):
-                    started = time.perf_counter()
-                    with self.group.stepping(number):
-                        batch = next(ahead)
-                        metrics = self.engine.step(batch, saver.wait_copied)
-                    saver.check()
-                    step_s = time.perf_counter() - started
-                    times.append(step_s)
-                    self._record(number, metrics, step_s, records)
-                    loss = metrics.loss
-                    # Read the signal only once: one that came between two reads would end the run without saving it.
-                    ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
-                    if self._is_due(number) or number == ending.last:
-                        saved = self._save(saver, number, batch.next_row, metrics)
-                    if number == ending.last:
-                        break
-            if ending.why is not None:
-                self.shown.say(f"{ending.why}: stopped after step {ending.last}; saved in {saved}")
-            return RunOutcome(
-                ended=self._ended(ending.last, ending.why),
-                step=ending.last,
-                loss=loss,
-                checkpoint=saved,
-                metrics=metrics_path,
-                changes=self.changes,
-                step_s=median(times[SETTLED:]) if len(times) > SETTLED else None,
-                measured_bytes=self.engine.peak_bytes,
-            )
+            with self._journal(first) as records, self._recorded(first) as outcomes:
+                outcomes.append(self._train(first, next_row, saved, stop, records))
+                return outcomes[-1]
+
+    def _train(self, first: int, next_row: int, saved: Place | None, stop: Stop, records: Journal | None) -> RunOutcome:
+        last = self.options.last_step
+        loss, ending = math.nan, Ending(last)
+        times: list[float] = []
+        seen, rates = self.tokens_seen, rates_of(self.plan, self.engine.device_name)
+        with (
+            Saver(
+                self.options.saved_under,
+                self.group,
+                self.shown,
+                keep=rules_of_run(self.options),
+                asynchronous=self.options.async_checkpoints,
+                run=self._key(),
+                others=self.options.checkpoints is not None,
+            ) as saver,
+            batches(self.source, self.plan, self.engine.offsets, self.options.seed, next_row) as ahead,
+        ):
+            self.shown.begin(first, last)
+            for number in range(first + 1, last + 1):
+                started = time.perf_counter()
+                with self.group.stepping(number):
+                    batch = next(ahead)
+                    metrics = self.engine.step(batch, saver.wait_copied)
+                saver.check()
+                step_s = time.perf_counter() - started
+                times.append(step_s)
+                seen = None if seen is None else seen + metrics.tokens
+                self._record(number, metrics, step_s, seen, rates, records)
+                loss = metrics.loss
+                # Read the signal only once: one that came between two reads would end the run without saving it.
+                ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
+                if self._is_due(number) or number == ending.last:
+                    saved = self._save(saver, number, batch.next_row, metrics, seen)
+                if number == ending.last:
+                    break
+        if ending.why is not None:
+            self.shown.say(f"{ending.why}: stopped after step {ending.last}; saved in {saved}")
+        return RunOutcome(
+            ended=self._ended(ending.last, ending.why),
+            step=ending.last,
+            loss=loss,
+            checkpoint=saved,
+            metrics=self.options.out / METRICS_FILE,
+            changes=self.changes,
+            step_s=median(times[SETTLED:]) if len(times) > SETTLED else None,
+            measured_bytes=self.engine.peak_bytes,
+        )
+
+    def _recorded(self, first: int) -> AbstractContextManager[list[RunOutcome]]:
+        """The record of this start. Process 0 alone writes it."""
+        if self.group.index != 0:
+            return nullcontext([])
+        return recorded(self.options, self.plan, self.engine.versions, first, self.shown.say)
 
     def _journal(self, first: int) -> AbstractContextManager[Journal | None]:
         """The journal. Process 0 alone writes it, and renames checkpoints that the run would meet: it holds the folder."""
@@ -131,13 +157,32 @@ class Loop:
         """The key of the run in an object store. Process 0 alone begins saves, and it holds the folder."""
         return key_of_run(self.options.out, self.options.saved_under) if self.group.index == 0 else None
 
-    def _record(self, number: int, metrics: StepMetrics, step_s: float, records: Journal | None) -> None:
+    def _record(
+        self,
+        number: int,
+        metrics: StepMetrics,
+        step_s: float,
+        tokens_seen: int | None,
+        rates: Rates,
+        records: Journal | None,
+    ) -> None:
         require_sound(number, metrics, self.options, self.plan)
         if self.hold is not None:
             self.hold.keep()
-        record = record_of(number, metrics, step_s)
+        peak_bytes = self.engine.peak_bytes
+        record = record_of(
+            number,
+            metrics,
+            step_s,
+            rates,
+            # The rate of a step is that after the steps before it.
+            lr=learning_rate(optimizer_options(self.options), number - 1),
+            tokens_seen=tokens_seen,
+            peak_bytes=peak_bytes,
+            time_s=time.time(),
+        )
         if number == self.options.last_step:
-            record = beside_plan(record, self.plan, self.engine.peak_bytes)
+            record = beside_plan(record, self.plan, peak_bytes)
         if records is not None:
             records.write(record)
         self.shown.step(record)
@@ -146,7 +191,7 @@ class Loop:
         every = self.options.checkpoint_every
         return every is not None and number % every == 0
 
-    def _save(self, saver: Saver, step: int, next_row: int, metrics: StepMetrics) -> Place:
+    def _save(self, saver: Saver, step: int, next_row: int, metrics: StepMetrics, tokens_seen: int | None) -> Place:
         point = RunPoint(
             step=step,
             seed=self.options.seed,
@@ -155,7 +200,12 @@ class Loop:
             layout_name=self.plan.request.layout.name,
             layout_text=self.plan.dump(),
             mesh=self.plan.mesh.shape,
-            metadata={**self.fingerprint, **self.published, **self._changes()},
+            metadata={
+                **self.fingerprint,
+                **self.published,
+                **self._changes(),
+                **({} if tokens_seen is None else {TOKENS_SEEN: tokens_seen}),
+            },
             metrics={name: getattr(metrics, name) for name in SAVED_METRICS},
         )
         if self.plan.delayed:

@@ -16,7 +16,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.runs.engine import Engine, OpenFolder, Weights
 from shardwright.runs.fingerprint import run_fingerprint, shared_by_processes
 from shardwright.runs.hold import Hold, held
-from shardwright.runs.loop import Loop
+from shardwright.runs.loop import Loop, tokens_seen
 from shardwright.runs.metrics.journal import board_writer
 from shardwright.runs.partial import with_average
 from shardwright.runs.processes.group import Group, must_agree
@@ -128,6 +128,7 @@ def _run(
         writer=writer,
         group=group,
         hold=hold,
+        tokens_seen=0 if start.checkpoint is None else tokens_seen(start.checkpoint.point.metadata),
     )
     if start.checkpoint is None:
         return loop.go(first, 0, None)

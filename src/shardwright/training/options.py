@@ -43,7 +43,8 @@ class RunOptions:
     ``resume``: go on from the newest checkpoint; ``resume_from``: from that of this step. ``change``: the names of options
     that may then differ from those of the checkpoint, of ``CHANGEABLE``.
     ``devices``: the requested number, over all processes; None: as many as the mesh has. ``processes``: this process and
-    the others of the run; None: it is the only one.
+    the others of the run; None: it is the only one. ``command``: the command line; ``arguments``: those of its arguments that
+    type the run again. Both are only recorded; none: a program called.
 
     Raises InputError for invalid numbers.
     """
@@ -76,6 +77,8 @@ class RunOptions:
     tensorboard: bool = False
     devices: int | None = None
     processes: Processes | None = None
+    command: Sequence[str] = ()
+    arguments: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         counts = {
@@ -175,11 +178,13 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """The record of one step. ``step`` counts from 1; ``tokens`` are the valid ones of the global step.
+    """The record of one step, whose fields are those of ``metrics.jsonl`` (docs/metrics.md). ``step`` counts from 1; ``tokens`` are the
+    valid ones of the global step, ``tokens_seen`` those of all steps until now.
 
-    ``grad_norm``: the global norm of the gradients before clipping. ``dropped``: token-expert assignments beyond the
-    capacity of an expert, in all layers. Of a run's last step, where they are known: ``planned_step_s`` and ``planned_bytes`` of a
-    device by the plan, and ``measured_bytes``, the most that a device has held.
+    ``grad_norm``: the global norm of the gradients before clipping. ``lr``: the learning rate of this step. ``dropped``: token-expert
+    assignments beyond the capacity of an expert, in all layers. ``peak_bytes``: the most that a device of the first process has held.
+    ``time_s``: when the step ended, in seconds since 1970. Of a run's last step, where they are known: ``planned_step_s`` and
+    ``planned_bytes`` of a device by the plan, and ``measured_bytes``, the most that a device has held.
     """
 
     step: int
@@ -189,6 +194,13 @@ class StepRecord:
     tokens_per_s: float
     step_s: float
     dropped: int = 0
+    lr: float | None = None
+    tokens_seen: int | None = None
+    tokens_per_s_per_device: float | None = None
+    model_tflops_per_s_per_device: float | None = None
+    mfu: float | None = None
+    peak_bytes: int | None = None
+    time_s: float | None = None
     planned_step_s: float | None = None
     planned_bytes: int | None = None
     measured_bytes: int | None = None

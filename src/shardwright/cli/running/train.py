@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,20 +13,29 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardwright.cli.running.ranks import is_rank, launch
-from shardwright.cli.typed.devices import simulate_devices
+from shardwright.cli.typed.devices import on_present_devices, simulate_devices
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import TrainOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request
+from shardwright.cli.typed.values import at_least_one
 from shardwright.cli.typed.verbs import TrainVerb
-from shardwright.core.findings.errors import FindingsError
+from shardwright.cli.typed.written import arguments_of
+from shardwright.core.findings.errors import FindingsError, ShardwrightError
 from shardwright.core.plan.plan import Plan
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 from shardwright.training.cluster import CommandLine, Processes, find_processes
 from shardwright.training.options import RunOptions, RunOutcome, Silent, require_folder
+
+if TYPE_CHECKING:
+    from shardwright.report.run_progress import Logged
+
+LOG_WIDTH = 120
+"""The columns of the plan in a run's log."""
 
 WARMUP_SHARE = 10
 """Without --warmup, the warm-up takes one step in so many."""
@@ -46,18 +57,26 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         _simulate(run)
     prints = processes is None or processes.index == 0
     views = prints and not verb.plan.json
+    at_least_one("--log-every", verb.run.log_every)
+    typed_verb = verb
     # Ranks that a command started have its standard error, and it has said what the model is.
     verb = with_named_model(verb, shows=prints and not is_rank(os.environ))
+    verb, sized = on_present_devices(verb, engine, processes)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
         # Each rank plans for itself, and the first of them prints. Starting them takes seconds.
         require_folder(verb.run.out)
         return launch(plan.mesh.num_devices, arguments, verb.run.out)
+    run = replace(run, command=("shardwright", *arguments), arguments=tuple(arguments_of(typed_verb)))
+    head = ""
     if views:
         from shardwright.report.plan.plan_view import plan_view
+        from shardwright.report.text.terminal import to_text
 
-        write_view(plan_view(plan, {**typed.chosen, **defaults}, tensors=False), sys.stdout)
+        view = plan_view(plan, {**typed.chosen, **sized, **defaults}, tensors=False)
+        head = to_text(view, io.StringIO(), LOG_WIDTH)
+        write_view(view, sys.stdout)
         sys.stdout.write("\n" if note is None else f"\n{note}\n")
         sys.stdout.flush()
     if plan.errors:
@@ -72,10 +91,12 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         train = partial(train, open_folder=direct.open_model_folder)
     with _own_output(processes):
         if views:
-            from shardwright.report.run_progress import run_progress
+            from shardwright.report.run_progress import Logged, run_progress
 
-            with run_progress() as shown:
-                outcome = train(run, plan, shown)
+            with run_progress(verb.run.log_every) as shown, _logged(Logged(shown, run.out, verb.run.log_every)) as log:
+                log.write(head)
+                outcome = train(run, plan, log)
+                log.write(ended(outcome, run, plan))
         else:
             shown = _AsJson() if prints else Silent()
             outcome = train(run, plan, shown)
@@ -84,6 +105,16 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         if views:
             sys.stdout.write(ended(outcome, run, plan) + "\n")
     return 0
+
+
+@contextmanager
+def _logged(log: Logged) -> Iterator[Logged]:
+    """The log, with what ended the command, where that was an error."""
+    try:
+        yield log
+    except ShardwrightError as error:
+        log.write(f"shardwright: {error}")
+        raise
 
 
 def _simulate(run: RunOptions) -> None:
@@ -156,7 +187,7 @@ def ended(outcome: RunOutcome, run: RunOptions, plan: Plan | None = None) -> str
             f"  a device    {pretty_bytes(measured)}, planned {pretty_bytes(planned)}: {measured / planned - 1:+.0%}"
         )
     if outcome.ended != "finished":
-        lines.append("  to go on    the same command with --resume, on any layout")
+        lines.append(f"  to go on    shardwright train --resume {shlex.quote(str(run.out))}, on any layout")
     return "\n".join(lines)
 
 

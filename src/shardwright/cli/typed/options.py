@@ -282,6 +282,10 @@ class TrainOptions:
     """Options that may differ after --resume, of lr, warmup, steps, weight-decay, clip, average, batch, length, data, seed."""
     tensorboard: Flag = False
     """Write TensorBoard events to --out too."""
+    log_every: Annotated[
+        Count, arg(metavar="N", help_behavior_hint="(default: ten lines a run, one a minute at least)")
+    ] = None
+    """Without a terminal, print a line every N steps."""
     coordinator: Annotated[Text, arg(metavar="HOST:PORT", help_behavior_hint="(default: from the cluster)")] = None
     """Address at which process 0 of several listens."""
     processes: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: from the cluster, else 1)")] = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from math import prod
+from math import gcd, prod
 
 from shardwright.core.findings.bounds import BOUNDS
 from shardwright.core.findings.draft import Candidate, Draft
@@ -68,6 +68,19 @@ def mesh_option(sizes: Mapping[str, int]) -> str:
     '--mesh fsdp=2,expert=4'
     """
     return f"--mesh {','.join(f'{axis}={size}' for axis, size in sizes.items())}"
+
+
+def fitted_sizes(layout: Layout, devices: int) -> dict[str, int]:
+    """Sizes of a layout's axes for the devices that there are: a size is reduced to what divides them, ``auto`` takes the rest.
+
+    Without ``auto`` some devices may be left over.
+    """
+    sizes, left = {}, devices
+    for axis, entry in layout.mesh.items():
+        if isinstance(entry.size, int):
+            sizes[axis] = gcd(entry.size, left)
+            left //= sizes[axis]
+    return {axis: sizes.get(axis, left) for axis in layout.mesh}
 
 
 def _faults(request: Request) -> Iterator[Draft]:

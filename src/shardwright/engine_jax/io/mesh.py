@@ -13,16 +13,25 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.recipes.kernels import CPU, Device
 
 
+def count_devices() -> int:
+    """The devices that JAX sees. Raises InputError where it can use none."""
+    return len(_present())
+
+
+def _present() -> list[Any]:
+    try:
+        return jax.devices()
+    except RuntimeError as error:
+        raise InputError(f"JAX cannot use the devices of JAX_PLATFORMS: {error}") from None
+
+
 def device_mesh(mesh: Mesh) -> jax.sharding.Mesh:
     """The mesh over JAX's first devices, in JAX's order, on TPUs in that of the torus: device ``d`` has the coordinates that the core gives it.
 
     Raises InputError when there are fewer devices than the mesh needs, and when one of several processes would have no
     device in it.
     """
-    try:
-        present = jax.devices()
-    except RuntimeError as error:
-        raise InputError(f"JAX cannot use the devices of JAX_PLATFORMS: {error}") from None
+    present = _present()
     needed = mesh.num_devices
     if len(present) < needed:
         raise InputError(

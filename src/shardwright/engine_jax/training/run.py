@@ -44,11 +44,15 @@ class JaxEngine:
         self._feed = feed_of(plan, batch_sharding(plan, self._mesh))
         self._state: Arrays | None = None
         self._step: jax.stages.Compiled | None = None
-        self._compiling_bytes = 0
+        self._compiling_bytes = self._program_bytes = 0
 
     @property
     def versions(self) -> Mapping[str, str]:
         return {"jax": jax.__version__}
+
+    @property
+    def device_name(self) -> str:
+        return self._mesh.local_devices[0].device_kind
 
     @property
     def offsets(self) -> Sequence[int]:
@@ -56,9 +60,7 @@ class JaxEngine:
 
     @property
     def peak_bytes(self) -> int | None:
-        memory = None if self._step is None else self._step.memory_analysis()
-        program_bytes = 0 if memory is None else memory.peak_memory_in_bytes
-        return of_steps(self._most_bytes(), compiling=self._compiling_bytes, program=program_bytes)
+        return of_steps(self._most_bytes(), compiling=self._compiling_bytes, program=self._program_bytes)
 
     def _most_bytes(self) -> int | None:
         stats = (device.memory_stats() or {} for device in self._mesh.local_devices)
@@ -76,6 +78,8 @@ class JaxEngine:
     def prepare(self) -> None:
         self._step = self._compiled()
         self._compiling_bytes = self._most_bytes() or 0
+        memory = self._step.memory_analysis()
+        self._program_bytes = 0 if memory is None else memory.peak_memory_in_bytes
 
     def _compiled(self) -> jax.stages.Compiled:
         step = train_step(self.plan, self._mesh, optimizer_options(self.options), self.options.seed)

@@ -18,6 +18,11 @@ from shardwright.engine_torch.io.private import flattened
 Axes = tuple[str, ...]
 
 
+def count_devices() -> int:
+    """The GPUs of this machine; 1 on a host without any."""
+    return max(1, torch.cuda.device_count())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peers:
     """The ranks of a process group over ``axes``, major first, from the view of one of them.

@@ -76,6 +76,10 @@ class TorchEngine:
         return {"torch": torch.__version__}
 
     @property
+    def device_name(self) -> str:
+        return torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "cpu"
+
+    @property
     def peak_bytes(self) -> int | None:
         return torch.cuda.max_memory_reserved(self._device) if self._device.type == "cuda" else None
 

@@ -18,6 +18,9 @@ from shardwright.core.findings.errors import InputError
 from shardwright.runs.metrics.earlier import earlier_lines
 from shardwright.training.options import METRICS_FILE, StepRecord
 
+NOT_CURVES = ("step", "time_s")
+"""What TensorBoard keeps with each value, not as curves: the step and the time."""
+
 Say = Callable[[str], None]
 """Shows a line that stays."""
 
@@ -25,7 +28,7 @@ Say = Callable[[str], None]
 class Board(Protocol):
     """The methods of tensorboardX's ``SummaryWriter`` that are used."""
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int, walltime: float | None = None) -> Any: ...
     def close(self) -> Any: ...
 
 
@@ -48,8 +51,9 @@ class Journal:
             if self._file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if self._board is not None:
-            for name in ("loss", "grad_norm", "tokens_per_s"):
-                self._board.add_scalar(name, values[name], record.step)
+            for name, value in values.items():
+                if name not in NOT_CURVES:
+                    self._board.add_scalar(name, value, record.step, record.time_s)
 
 
 def board_writer() -> BoardWriter:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.findings.errors import ShardwrightError
 from shardwright.core.plan.plan import Plan
+from shardwright.runs.metrics.rates import Rates
 from shardwright.training.options import RunOptions, StepRecord
 
 
@@ -32,16 +33,33 @@ class RunError(ShardwrightError):
     exit_code = 1
 
 
-def record_of(number: int, metrics: StepMetrics, step_s: float) -> StepRecord:
-    """The record of a step that took ``step_s`` seconds."""
+def record_of(
+    number: int,
+    metrics: StepMetrics,
+    step_s: float,
+    rates: Rates,
+    *,
+    lr: float,
+    tokens_seen: int | None,
+    peak_bytes: int | None,
+    time_s: float,
+) -> StepRecord:
+    """The record of a step that took ``step_s`` seconds and ended at ``time_s``, in seconds since 1970."""
     return StepRecord(
         step=number,
         loss=metrics.loss,
         grad_norm=metrics.grad_norm,
+        lr=lr,
         tokens=metrics.tokens,
+        tokens_seen=tokens_seen,
         dropped=metrics.dropped,
         tokens_per_s=metrics.tokens / step_s,
+        tokens_per_s_per_device=rates.tokens_per_s_per_device(metrics.tokens, step_s),
+        model_tflops_per_s_per_device=rates.model_tflops_per_s_per_device(step_s),
+        mfu=rates.mfu(step_s),
+        peak_bytes=peak_bytes,
         step_s=step_s,
+        time_s=time_s,
     )
 
 
