@@ -77,6 +77,7 @@ OPTIONS = {
     "compile": {"--layout", "--hlo", "--xla", *PLAN},
     "diff": {"--model", *PLAN},
     "lock": {"--layout", "--out", "--compiled", *PLAN},
+    "explain": {"--json"},
     "check": {"--update", "--annotations", "--json"},
     "train": {"--layout", *PLAN, *RUN},
     "calibrate": {"--layout", "--out", "--repeats", *PLAN},
@@ -165,7 +166,7 @@ ARGUMENTS = {
     "ckpt export orbax": "DIR|URL --to FOLDER",
 }
 VERBS = {
-    "": {"plan", "compile", "diff", "lock", "check", "train", "calibrate", "ckpt", "import", "export"},
+    "": {"plan", "compile", "diff", "lock", "check", "explain", "train", "calibrate", "ckpt", "import", "export"},
     "import": {"maxtext", "torchtitan", "huggingface"},
     "ckpt": {"show", "verify", "reshard", "import", "export"},
     "ckpt import": {"huggingface", "dcp", "orbax"},

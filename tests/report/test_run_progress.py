@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 
 from rich.console import Console
 from rich.progress import Progress
 
+from shardwright.report import run_progress as run_progress_module
 from shardwright.report.run_progress import Bar, run_progress
 from shardwright.training.options import StepRecord
 
@@ -39,3 +41,20 @@ def test_a_bar_shows_loss_speed_and_place() -> None:
     text = written.getvalue()
     assert "text: 12 tokens" in text
     assert "training 15/20 loss  0.5000     12,346 tokens/s" in text
+
+
+def test_a_line_a_minute_at_least_and_each_n_steps_where_that_is_asked(capsys, monkeypatch) -> None:
+    def lines(seconds_a_step: float, every: int | None) -> list[str]:
+        with run_progress(every) as shown:
+            clock = itertools.count(0, seconds_a_step)
+            monkeypatch.setattr(run_progress_module.time, "monotonic", lambda: next(clock))
+            shown.begin(0, 1000)
+            for step in range(1, 1001):
+                shown.step(record(step))
+        return capsys.readouterr().out.splitlines()
+
+    assert len(lines(0.0, None)) == 11
+    # The clock is read twice for a line that is printed: with 10 s each, no more than six steps lie between two lines.
+    printed = [int(line.split()[1].split("/")[0]) for line in lines(10.0, None)]
+    assert max(after - before for before, after in itertools.pairwise(printed)) <= 6
+    assert len(lines(10.0, 100)) == 11

@@ -301,7 +301,7 @@ def test_a_full_disk_ends_a_run_that_can_be_resumed_later(run_options: RunOption
     shutil.rmtree(run_options.out)
     go(counting(), run_options, checkpoint_every=1, stop_after=2)
     before = contents(run_options.out / "checkpoints")
-    with largest_file(1000), pytest.raises(InputError) as error:
+    with largest_file(2000), pytest.raises(InputError) as error:
         go(counting(), run_options, checkpoint_every=1, resume=True)
     assert str(error.value) == (
         f"{step(run_options, 3)}: this checkpoint could not be written: File too large. Free some space, then go on with --resume. "

@@ -80,7 +80,7 @@ def ends_with(
 @COUNTS
 def test_a_full_disk(run_options: RunOptions, count: int, asynchronous: bool) -> None:
     ends_with(
-        largest_file(1000),
+        largest_file(2000),
         r"File too large[.] Free some space, then go on with --resume[.]",
         run_options,
         count,

@@ -1,7 +1,8 @@
-"""The command line: `shardwright plan | compile | diff | lock | check | train | calibrate | ckpt | import | export`.
+"""The command line: `shardwright plan | compile | diff | lock | check | explain | train | calibrate | ckpt | import | export`.
 
 main.py     the entry point: verbs, exit codes, errors
 plan.py     `plan`
+explain.py  `explain`
 ckpt.py     `ckpt show`, `verify`, `reshard`, `import` and `export`
 typed/      the options of every verb, as data, and how they become a request
 running/    `train` and `compile`

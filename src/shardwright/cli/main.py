@@ -22,6 +22,7 @@ from shardwright.cli.typed.verbs import (
     CkptVerb,
     CompileVerb,
     DiffVerb,
+    ExplainVerb,
     LockVerb,
     PlanVerb,
     TrainVerb,
@@ -184,6 +185,10 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
             from shardwright.cli.reviewing.check import run_check
 
             return run_check(verb)
+        case ExplainVerb():
+            from shardwright.cli.explain import run_explain
+
+            return run_explain(verb)
         case TrainVerb():
             from shardwright.cli.running.train import run_train
 

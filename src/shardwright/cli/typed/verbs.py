@@ -107,6 +107,16 @@ class CheckVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainVerb:
+    """Print the page of a finding: what its code means, an example with its fix, and why."""
+
+    code: Annotated[Positional[str], arg(metavar="CODE", help_behavior_hint="")]
+    """A code, as SW312."""
+    json: Flag = False
+    """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainVerb:
     """Train a model under a layout. The plan comes first; an error in it stops the run before anything is allocated."""
 
@@ -291,6 +301,7 @@ Verb = (
     | Annotated[DiffVerb, subcommand("diff")]
     | Annotated[LockVerb, subcommand("lock")]
     | Annotated[CheckVerb, subcommand("check")]
+    | Annotated[ExplainVerb, subcommand("explain")]
     | Annotated[TrainVerb, subcommand("train")]
     | Annotated[CalibrateVerb, subcommand("calibrate")]
     | Annotated[CkptVerb, subcommand("ckpt")]

@@ -3,6 +3,7 @@
 errors.py      exceptions for errors that a user can correct
 finding.py     one finding, with law, place, found, needed, fix and cost
 codes.py       every code with its severity and law
+pages.py       the page of a code
 draft.py       a finding before its fix is selected
 position.py    where a value is in a user's text
 nearest.py     the known name closest to a misspelt one
