@@ -123,6 +123,21 @@ def test_reading(text, source, config, values, places):
             "a.toml",
             "a.toml:3:1: 'local_batch_size' is at least 1; found 0.",
         ),
+        (
+            "[parallelism]\n[training]\nmixed_precision_param = 'float16'\n",
+            "a.toml",
+            "a.toml:3:1: 'training.mixed_precision_param' is one of float32, bfloat16; found 'float16'.",
+        ),
+        (
+            f"[parallelism]\ntensor_parallel_degree = {'9' * 5000}\n",
+            "a.toml",
+            "a.toml:2:26: a number of 5,000 digits, where 1,000 are the most. Write a smaller number.",
+        ),
+        (
+            f"[parallelism]\n{'.'.join(['a'] * 20_000)} = 1\n",
+            "a.toml",
+            "a.toml:2:1: a key of 20,000 parts, where 100 are the most. Nest fewer tables.",
+        ),
     ],
 )
 def test_what_cannot_be_read(text, source, message):
@@ -140,3 +155,51 @@ def test_weights_stay_gathered_where_they_are_never_resharded(tmp_path, option, 
     (tmp_path / "a.toml").write_text(f"[parallelism]\n{degrees}fsdp_reshard_after_forward = '{option}'\n")
     layout = import_torchtitan(TorchTitanRequest(file=str(tmp_path / "a.toml"))).layout
     assert [axis for axis, entry in layout.entries.items() if entry.keep_gathered] == ["dp_shard", "cp"] * kept
+
+
+LISTED = """\
+[parallelism]
+tensor_parallel_degree = 2
+enable_async_tensor_parallel = true
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+[mx]
+recipe_name = "mxfp8"
+[compile]
+enable = true
+"""
+PYTHON_LISTED = """\
+def mine():
+    return Trainer.Config(
+        model_spec=model_registry("8B", converters=[MXFP8LinearConverter.Config(recipe="mxfp8_rceil")]),
+        parallelism=ParallelismConfig(tensor_parallel_degree=2),
+        compile=CompileConfig(enable=True, enable_async_tensor_parallel=True),
+        optimizer=OptimizersContainer.Config(lr=3e-4),
+    )
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "listed"),
+    [
+        (
+            LISTED,
+            "a.toml",
+            ("parallelism.enable_async_tensor_parallel", "model.converters float8", "mx.recipe_name", "compile.enable"),
+        ),
+        (
+            "from torchtitan.models.llama3 import model_registry\n" + PYTHON_LISTED,
+            "a.py",
+            (
+                "model_spec.converters MXFP8LinearConverter",
+                "compile.enable",
+                "compile.enable_async_tensor_parallel",
+                "optimizer.lr",
+            ),
+        ),
+    ],
+)
+def test_what_a_file_sets_and_nothing_follows_from_is_listed(text, source, listed):
+    assert parse_section(text, source).not_read(planned=True) == listed

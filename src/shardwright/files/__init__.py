@@ -3,6 +3,7 @@
 text.py       the text of a file, and errors that point into it
 yaml_text.py  YAML to values with line and column
 json_text.py  JSON to values
+toml_text.py  TOML to values
 scalar.py     the value of a plain scalar in YAML
 replaced.py   a file replaced atomically
 

@@ -83,6 +83,7 @@ def _torchtitan(verb: ImportTorchTitanVerb) -> int:
             batch=verb.batch,
             length=verb.length,
             name=Path(verb.file).stem,
+            out=None if verb.out is None else str(verb.out),
         )
     )
     if verb.out is not None:
@@ -92,7 +93,7 @@ def _torchtitan(verb: ImportTorchTitanVerb) -> int:
     else:
         from shardwright.report.interop.import_views import torchtitan_view
 
-        write_view(torchtitan_view(found, verb.file), sys.stdout)
+        write_view(torchtitan_view(found, verb.file, written=verb.out is not None), sys.stdout)
     return _exit_code(found.findings)
 
 

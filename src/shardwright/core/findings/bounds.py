@@ -39,6 +39,9 @@ BOUNDS: Mapping[str, Bound] = {
     "norm": Bound(most=10**18, fix="Give a smaller norm: nothing is clipped at this one."),
     "hours": Bound(most=1_000_000, fix="Give fewer hours."),
     "seconds": Bound(most=1_000_000, fix="Give a shorter time."),
+    # Of a text before it is parsed: Python converts no integer of more digits, and its parsers take memory by the square of the levels.
+    "digits": Bound(most=1_000, fix="Write a smaller number."),
+    "levels": Bound(most=100, fix="Nest fewer tables."),
 }
 """Bounds by the quantity that is counted."""
 

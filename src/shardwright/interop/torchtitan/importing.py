@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from shardwright.core.findings.codes import NOT_RUN
@@ -18,6 +18,7 @@ from shardwright.core.planning import make_plan
 from shardwright.core.policies.policy import BASES
 from shardwright.core.resolution.request import Request
 from shardwright.interop.layout_text import layout_text, same_layout
+from shardwright.interop.plan_command import plan_command
 from shardwright.interop.torchtitan.degrees import Degrees, check_degrees, degrees_of
 from shardwright.interop.torchtitan.layout import ep_is_no_box, layout_of, mesh_axes_of, mesh_of, rank_groups
 from shardwright.interop.torchtitan.reading import read_section
@@ -25,13 +26,22 @@ from shardwright.interop.torchtitan.recomputation import FIELD, findings_of, pol
 from shardwright.interop.torchtitan.rows import StepRows, in_its_words, rows_of
 from shardwright.interop.torchtitan.section import Section
 from shardwright.interop.torchtitan.stages import PipelineOptions, stages_of
-from shardwright.interop.torchtitan.vocabulary import AXES, MODELS, RESHARD, STEP_ROWS, STEP_TOKENS
+from shardwright.interop.torchtitan.vocabulary import (
+    AXES,
+    COMPUTED_IN,
+    MODELS,
+    RESHARD,
+    STEP_ROWS,
+    STEP_TOKENS,
+    STORED_IN,
+)
 from shardwright.models import build
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchTitanRequest:
-    """What to import. ``model``: the model to plan the layout for; ``config``: a function of a Python file."""
+    """What to import. ``model``: the model to plan the layout for; ``config``: a function of a Python file; ``out``: the file that the
+    layout is written to."""
 
     file: str
     model: str | None = None
@@ -41,6 +51,12 @@ class TorchTitanRequest:
     batch: int | None = None
     length: int | None = None
     name: str = "torchtitan"
+    out: str | None = None
+
+    @property
+    def layout_file(self) -> str:
+        """The file that the layout is written to, or the one to name."""
+        return self.out or f"{self.name}.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +64,8 @@ class TorchTitanImport:
     """The degrees, the layout and its mesh, the groups of rank 0, and every finding. ``plan``: where a model was named.
 
     ``rows``: of a step, where the file sets them. ``stages``: of its pipeline. ``remat``: the policy of recomputation, where a model is planned. ``model``: TorchTitan's family and flavor. ``layout`` None: no mesh axes
-    express the degrees, and a finding gives the reason.
+    express the degrees, and a finding gives the reason. ``not_read``: options of the file from which nothing here follows. ``command``: it
+    plans the same, from the layout's file.
     """
 
     degrees: Degrees
@@ -62,6 +79,8 @@ class TorchTitanImport:
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
     remat: str | None = None
+    not_read: tuple[str, ...] = ()
+    command: str | None = None
 
     def to_json(self) -> dict[str, object]:
         return {
@@ -70,6 +89,8 @@ class TorchTitanImport:
             "mesh": None if self.mesh is None else dict(self.mesh.shape),
             "groups": {name: list(group) for name, group in self.groups.items()},
             "chosen": dict(self.chosen),
+            "not_read": list(self.not_read),
+            "plan_it": self.command,
             "step": None if self.rows is None else self.rows.to_json(),
             **({} if self.stages is None else {"stages": self.stages.units, "schedule": self.stages.schedule}),
             **({} if self.remat is None else {"remat": self.remat}),
@@ -88,7 +109,10 @@ def import_torchtitan(request: TorchTitanRequest) -> TorchTitanImport:
     """
     section = read_section(request.file, request.config)
     model = request.model or model_of(section)
-    return imported(request, section, None if model is None else build(model, request.settings))
+    found = imported(request, section, None if model is None else build(model, request.settings))
+    if found.plan is None or model is None:
+        return found
+    return replace(found, command=plan_command(found.plan.request, request.layout_file, model, request.settings))
 
 
 def imported(request: TorchTitanRequest, section: Section, table: ModelTable | None) -> TorchTitanImport:
@@ -125,6 +149,7 @@ def imported(request: TorchTitanRequest, section: Section, table: ModelTable | N
             model=section.model,
             findings=worst_first(findings),
             chosen=chosen,
+            not_read=section.not_read(planned=False),
         )
     degree_of = {axis: name for name, axis in AXES.items()}
     places = {axis.name: section.positions.get(degree_of[axis.degree]) for axis in axes}
@@ -138,7 +163,7 @@ def imported(request: TorchTitanRequest, section: Section, table: ModelTable | N
             if not section.recomputation.stated:
                 chosen = {**chosen, FIELD: section.recomputation.text}
         try:
-            plan = make_plan(_request(request, layout, table, rows, degrees, stages, remat))
+            plan = make_plan(_request(request, section, layout, table, rows, degrees, stages, remat))
             # TorchTitan trains it, so our engine need not be able to.
             findings += [one for one in plan.findings if one.severity != "info" and one.code != NOT_RUN]
         except FindingsError as error:
@@ -158,6 +183,7 @@ def imported(request: TorchTitanRequest, section: Section, table: ModelTable | N
         findings=worst_first(findings),
         chosen=chosen,
         remat=remat,
+        not_read=section.not_read(planned=table is not None),
     )
 
 
@@ -189,6 +215,7 @@ def model_of(section: Section) -> str | None:
 
 def _request(
     request: TorchTitanRequest,
+    section: Section,
     layout: Layout,
     table: ModelTable,
     rows: StepRows | None,
@@ -210,7 +237,9 @@ def _request(
         length=request.length or (rows.length if rows else table.natural_length) or 1,
         microbatches=microbatches,
         engine="torch",
-        dtype=table.dtype,
+        dtype=section.dtypes.get(COMPUTED_IN, table.dtype),
+        weights_dtype=section.dtypes.get(STORED_IN, "float32"),
+        moments_dtype=section.dtypes.get(STORED_IN, "float32"),
         stages=None if stages is None else stages.units,
         # Of single activations or layers beside stages our engine runs none, and a fix is one that it can run.
         remat=BASES[0] if remat is None or (stages is not None and remat not in BASES) else remat,

@@ -30,16 +30,20 @@ from shardwright.interop.torchtitan.recomputation import (
     of_options,
 )
 from shardwright.interop.torchtitan.section import Section
-from shardwright.interop.torchtitan.stages import FIRST_LESS, LAST_LESS, LAYERS_PER_STAGE, MODULES, SCHEDULE
 from shardwright.interop.torchtitan.vocabulary import (
     DEGREES,
     EARLIER_TRAINING,
+    FIRST_LESS,
     FIRST_ROWS,
+    LAST_LESS,
+    LAYERS_PER_STAGE,
     MICROBATCH_ROWS,
     MICROBATCHES,
+    MODULES,
     QUANTIZING,
     REMOVED,
     SAME_WEIGHTS,
+    SCHEDULE,
     SECTION,
     SECTIONS,
     SEQUENCE,
@@ -158,8 +162,13 @@ def _of(found: Any, name: str, scope: Scope, state: State) -> Section:
     parallelism = found if parent is None else field(parent, SECTION, module.tree, scope, state)
     values, positions = _degrees(parallelism, scope, state)
     training, places = {}, {}
+    stated: dict[str, Any] = {}
     if parent is not None and parent is found:
         training, places = _training(field(parent, "training", module.tree, scope, state))
+    if found is not parallelism:
+        stated = _stated(found, set())
+        if parent is not None and parent is not found:
+            stated |= stated.pop("trainer")
     model, note = _model(found)
     return Section(
         source=module.source,
@@ -170,6 +179,7 @@ def _of(found: Any, name: str, scope: Scope, state: State) -> Section:
         training_positions=places,
         model=model,
         other_weights=note,
+        stated=stated or {SECTION: values},
         recomputation=None if parent is None else _recomputation(parent, module.at(module.tree)),
     )
 
@@ -230,6 +240,30 @@ def _degrees(parallelism: Any, scope: Scope, state: State) -> tuple[dict[str, An
             message = f"'{name}' is computed by the program, which is parsed and not run{why}. Write {needed}."
             raise _at(state, place, message)
     return values, positions
+
+
+def _stated(record: Record, seen: set[int]) -> dict[str, Any]:
+    """Every option of an object as a table, with those of its own objects inside; a list is a list of values or class names."""
+    seen.add(id(record))
+    table: dict[str, Any] = {}
+    for name, (value, _) in record.fields.items():
+        call = value.call if isinstance(value, Unread) else None
+        if isinstance(value, Record) and id(value) not in seen:
+            table[name] = _stated(value, seen)
+        elif call is not None and call.name.endswith("model_registry"):
+            table[name] = {key: _named(given) for key, given in call.keywords.items() if key != "flavor"}
+        else:
+            table[name] = _named(value)
+    return table
+
+
+def _named(value: Any) -> Any:
+    """A value that is known, with the class of an object for it; None for all else."""
+    if isinstance(value, Items | tuple):
+        return [_named(each) for each in value]
+    if isinstance(value, Record):
+        return value.name.removesuffix(".Config").rpartition(".")[2]
+    return _literal(value)
 
 
 def _literal(value: Any) -> Any:

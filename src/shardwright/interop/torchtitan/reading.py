@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -15,8 +14,10 @@ from typing import Any, NoReturn
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.position import Position
 from shardwright.core.layout.faults import shown
+from shardwright.core.model.precision import TRAINED_IN
 from shardwright.files.json_text import parse_json
 from shardwright.files.text import error_at, place_of, read_text
+from shardwright.files.toml_text import parse_toml
 from shardwright.interop.torchtitan.python import python_section
 from shardwright.interop.torchtitan.recomputation import (
     BUDGET,
@@ -70,29 +71,19 @@ def parse_section(text: str, source: str, config: str | None = None) -> Section:
         parse_json(text, source)
         found = _from_tables(json.loads(text), text, source, quoted=True)
     else:
-        found = _from_tables(_toml(text, source), text, source, quoted=False)
+        found = _from_tables(parse_toml(text, source), text, source, quoted=False)
     texts = {source: text, **found.texts}
     for values, places in ((found.values, found.positions), (found.training, found.training_positions)):
         for name, place in places.items():
             if values[name] is None and name in ROWS and source.endswith(".py"):
                 continue  # Only running the file gives it, and nothing needs it.
             _check(name, values[name], texts.get(place.source, ""), place)
+    for name, dtype in found.dtypes.items():
+        if dtype not in TRAINED_IN:
+            place = _place(name, text, source, quoted=source.endswith(".json"))
+            message = f"'training.{name}' is one of {', '.join(TRAINED_IN)}; found {shown(dtype)}."
+            raise error_at(message, text, place, len(name))
     return found
-
-
-def _toml(text: str, source: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        message = re.sub(r" \(at .*\)", "", str(error))
-        message = f"not TOML: {message[0].lower()}{message[1:]}."
-        if place is None:
-            raise InputError(f"{source}: {message}") from None
-        position = Position(source=source, line=int(place[1]), column=int(place[2]))
-        raise error_at(message, text, position) from None
-    except RecursionError:
-        raise InputError(f"{source}: not readable: the values are nested too deeply.") from None
 
 
 def _from_tables(top: Any, text: str, source: str, *, quoted: bool) -> Section:
@@ -122,6 +113,7 @@ def _from_tables(top: Any, text: str, source: str, *, quoted: bool) -> Section:
         model=_model(top.get("model")),
         recomputation=_recomputation(top, text, source, quoted=quoted),
         texts={source: text},
+        stated=top,
     )
 
 

@@ -29,13 +29,14 @@ from shardwright.core.schedules.schedules import SCHEDULES
 from shardwright.core.stages.notation import stages_text
 from shardwright.interop.torchtitan.degrees import Degrees
 from shardwright.interop.torchtitan.section import Section
-
-SCHEDULE = "pipeline_parallel_schedule"
-LAYERS_PER_STAGE = "pipeline_parallel_layers_per_stage"
-FIRST_LESS = "pipeline_parallel_first_stage_less_layers"
-LAST_LESS = "pipeline_parallel_last_stage_less_layers"
-MODULES = "module_fqns_per_model_part"
-NOT_READ = ("pipeline_parallel_schedule_csv", "pipeline_parallel_split_points")
+from shardwright.interop.torchtitan.vocabulary import (
+    FIRST_LESS,
+    LAST_LESS,
+    LAYERS_PER_STAGE,
+    MODULES,
+    SCHEDULE,
+    TIMETABLES,
+)
 
 NAMES: Mapping[str, str] = {
     "GPipe": "gpipe",
@@ -77,7 +78,7 @@ def stages_of(section: Section, degrees: Degrees, table: ModelTable | None) -> P
         return _stages(section, degrees.sizes["pp"], None if table is None else table.num_layers)
     except _RefusedError as why:
         return Finding(
-            code="SW123" if why.name in NOT_READ else "SW110",
+            code="SW123" if why.name in TIMETABLES else "SW110",
             severity=ERROR,
             where=f"'{why.name}'",
             position=section.positions.get(why.name, section.positions.get("pipeline_parallel_degree")),
@@ -91,7 +92,7 @@ ERROR: Severity = "error"
 
 
 def _stages(section: Section, ranks: int, layers: int | None) -> PipelineOptions:
-    for name in NOT_READ:
+    for name in TIMETABLES:
         if section.values.get(name):
             raise _RefusedError(
                 name,

@@ -50,11 +50,19 @@ NOT_PLACEMENT = (
     "pipeline_parallel_split_points",
     "spmd_backend",
 )
-"""Options that do not change where a tensor is placed; they are ignored."""
+"""Options that do not change where a tensor is placed."""
 
 MICROBATCHES = "num_pp_microbatches"
 """Microbatches of a pipeline in one pass; without a pipeline it is not read."""
 MICROBATCH_ROWS = "pipeline_parallel_microbatch_size"
+
+SCHEDULE = "pipeline_parallel_schedule"
+LAYERS_PER_STAGE = "pipeline_parallel_layers_per_stage"
+FIRST_LESS = "pipeline_parallel_first_stage_less_layers"
+LAST_LESS = "pipeline_parallel_last_stage_less_layers"
+MODULES = "module_fqns_per_model_part"
+TIMETABLES = ("pipeline_parallel_schedule_csv", "pipeline_parallel_split_points")
+"""The options of a pipeline's stages; a timetable or a split of the user's own is refused."""
 
 KNOWN = (*DEGREES, SEQUENCE, RESHARD, *REMOVED, *NOT_PLACEMENT)
 SECTION = "parallelism"
@@ -71,6 +79,9 @@ LOCAL_ROWS, STEP_ROWS, LENGTH = "local_batch_size", "global_batch_size", "seq_le
 EARLIER_TRAINING: dict[str, int] = {LOCAL_ROWS: 8, STEP_ROWS: -1, LENGTH: 2048}
 """The same in rows, for versions before July 2026. The earliest of them called a rank's rows ``batch_size``."""
 FIRST_ROWS = "batch_size"
+
+STORED_IN, COMPUTED_IN = "dtype", "mixed_precision_param"
+"""The dtype of weights, gradients and the optimizer's tensors; and that of the computation."""
 
 SECTIONS = {SECTION: "ParallelismConfig", "training": "TrainingConfig"}
 """The classes of the two sections that are read."""

@@ -20,8 +20,8 @@ from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_count, several
 
 
-def torchtitan_view(found: TorchTitanImport, source: str) -> View:
-    """Degrees, the groups of rank 0, and the layout."""
+def torchtitan_view(found: TorchTitanImport, source: str, *, written: bool = False) -> View:
+    """Degrees, the groups of rank 0, and the layout. ``written``: it is in a file."""
 
     def view(width: int) -> RenderableType:
         sizes = {**found.degrees.sizes, "ep": found.degrees.ep}
@@ -33,6 +33,8 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
             "stages": _stages(found),
             "recomputed": found.remat or "",
             "model": _model_of(found),
+            "not read": not_read(found.not_read),
+            **plan_lines(found.command, found.layout, written=written),
         }
         sections = [heading(source, lines, found.chosen, width)]
         groups = {name: ranks for name, ranks in found.groups.items() if len(ranks) > 1}
@@ -43,6 +45,17 @@ def torchtitan_view(found: TorchTitanImport, source: str) -> View:
         return Group(*sections, *layout_section(found.layout), *findings_section(found.findings, width))
 
     return view
+
+
+def plan_lines(command: str | None, layout: Layout | None, *, written: bool) -> Mapping[str, str]:
+    """The command that plans the same, and the option that writes the layout which it names."""
+    if command is None or layout is None:
+        return {}
+    return {"plan it": command, **({} if written else {"its layout": f"--out {layout.name}.yaml writes it"})}
+
+
+def not_read(options: Sequence[str]) -> str:
+    return f"{', '.join(options)}: nothing here follows from them" if options else ""
 
 
 def _stages(found: TorchTitanImport) -> str:
