@@ -41,6 +41,8 @@ def test_maxtext(here, capsys):
         "  mesh        fsdp 2 x expert 4 = 8 devices; of size 1: data, context, tensor\n"
         "  rules       38 lines for 37 names, resolved by Flax Linen\n"
         "  step        8 rows of 128 tokens\n"
+        "  plan it     shardwright plan mixtral-test --layout rules.yaml --engine jax --batch 8 --length 128\n"
+        "  its layout  --out rules.yaml writes it\n"
         "  by default  --batch 8 --length 128"
     )
     assert "    layers.moe.gate                    layers exp/expert embed_moe/fsdp mlp_moe        512 KiB\n" in rest
@@ -94,7 +96,7 @@ def test_json_of_maxtext(here, capsys):
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert set(found) == {
-        *("sources", "model", "mesh", "dialect", "batch", "length", "chosen", "not_read", "rules", "tensors"),
+        *("sources", "model", "mesh", "dialect", "batch", "length", "chosen", "not_read", "plan_it", "rules", "tensors"),
         *("layout", "compared", "differences", "findings"),
     }
     assert found["mesh"] == {"data": 1, "fsdp": 2, "context": 1, "tensor": 1, "expert": 4}

@@ -5,93 +5,14 @@ To write new or changed texts: ``python -m tests.interop.regenerate``. Read the 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
-
-from shardwright import FindingsError
-from shardwright.core.findings.finding import Finding
-from shardwright.interop.maxtext.importing import MaxTextImport, import_maxtext
-from shardwright.interop.maxtext.resolution.placement import Imported
-from shardwright.interop.maxtext.sources import MaxTextRequest
+from tests.interop.maxtext_case import CLEAN_FILE, Case, mine
+from tests.interop.maxtext_key_cases import KEY_CASES
 from tests.interop.rule_files import CLEAN, PRESET, edited, line, without
 
-FOLDER = Path(__file__).parents[1] / "golden" / "imports"
 ROWS = line("activation_batch_moe", "data", "fsdp", "expert")
 FALLBACK = line("activation_batch_moe", "data", "fsdp")
 EXP = line("activation_exp", "expert")
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Files by name, of which the first is imported, and import options. ``neighbour_files`` replaces files and options.
-
-    ``where``: part of the ``where`` of the finding under test, where a case has several of its code.
-    """
-
-    name: str
-    files: Mapping[str, str]
-    options: Mapping[str, Any] = field(default_factory=dict)
-    neighbour_files: Mapping[str, str] = field(default_factory=dict)
-    neighbour_options: Mapping[str, Any] = field(default_factory=dict)
-    where: str = ""
-
-    @property
-    def code(self) -> str:
-        return self.name.split("-")[0]
-
-    @property
-    def path(self) -> Path:
-        return FOLDER / f"{self.name}.txt"
-
-    def neighbour(self) -> Case:
-        return replace(
-            self, files={**self.files, **self.neighbour_files}, options={**self.options, **self.neighbour_options}
-        )
-
-
-def findings(case: Case, folder: Path) -> tuple[Finding, ...]:
-    """All findings of a case. Its files are written into a folder, which is the current directory of the import."""
-    try:
-        return _import(case, folder).findings
-    except FindingsError as error:
-        return error.findings
-
-
-def imported_in(case: Case, folder: Path) -> Imported | None:
-    """The imported configuration of a case; None where its sizes give no mesh."""
-    try:
-        return _import(case, folder).imported
-    except FindingsError:
-        return None
-
-
-def _import(case: Case, folder: Path) -> MaxTextImport:
-    for name, text in case.files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        options = {"model": "mixtral-test", **case.options}
-        return import_maxtext(MaxTextRequest(file=next(iter(case.files)), **options))
-    finally:
-        os.chdir(before)
-
-
-def meant(case: Case, found: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """The findings under test; those of severity info only where the case has no other of its code."""
-    own = tuple(f for f in found if f.code == case.code and case.where in f.where)
-    return tuple(f for f in own if f.severity != "info") or own
-
-
-def mine(*edits: tuple[str, str]) -> dict[str, str]:
-    return {"rules.yml": edited(CLEAN, *edits)}
-
-
-CLEAN_FILE = {"rules.yml": CLEAN}
 CASES: tuple[Case, ...] = (
     Case(
         name="SW101-masks-replicated-without-a-length-rule",
@@ -329,22 +250,6 @@ CASES: tuple[Case, ...] = (
         where="given together",
     ),
     Case(
-        name="SW112-context-overwritten",
-        files={"model.yml": "context_sharding: context\n", "base.yml": CLEAN, "preset.yml": PRESET},
-        options={"base": "base.yml", "preset": "preset.yml"},
-        neighbour_files={"model.yml": "context_sharding: expert\n"},
-        where="context_sharding",
-    ),
-    Case(
-        name="SW112-context-elsewhere",
-        files=mine(
-            (line("activation_length", "context"), line("activation_length", "tensor")),
-        ),
-        options={"mesh_sizes": {"fsdp": 2, "tensor": 4}, "model": "llama3-test"},
-        neighbour_files=CLEAN_FILE,
-        where="context_sharding",
-    ),
-    Case(
         name="SW112-overridden-by-nothing",
         files={"model.yml": "override_logical_axis_rules: true\ncontext_sharding: context\n", "base.yml": CLEAN},
         options={"base": "base.yml"},
@@ -381,4 +286,5 @@ CASES: tuple[Case, ...] = (
         options={"mesh_sizes": {"fsdp": 2, "tensor": 2}, "model": "llama3-test"},
         neighbour_files=CLEAN_FILE,
     ),
+    *KEY_CASES,
 )

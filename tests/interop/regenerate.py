@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.interop.maxtext_cases import CASES, FOLDER, findings, meant
+from tests.interop.maxtext_case import FOLDER, findings, meant
+from tests.interop.maxtext_cases import CASES
 
 
 def main() -> None:

@@ -11,7 +11,8 @@ import pytest
 from shardwright.core.findings.codes import CODES, SEVERITIES
 from shardwright.core.findings.finding import Finding
 from shardwright.interop.maxtext.checks import CHECKS
-from tests.interop.maxtext_cases import CASES, FOLDER, Case, findings, imported_in, meant
+from tests.interop.maxtext_case import FOLDER, Case, findings, imported_in, meant
+from tests.interop.maxtext_cases import CASES
 from tests.interop.typed_fix import typed
 
 HOW = "If the text changed on purpose: python -m tests.interop.regenerate, and read the diff."
@@ -93,6 +94,7 @@ def test_a_fix_that_is_typed_removes_the_finding_and_adds_no_error(case: Case, t
             given = list(case.options["given"])
             text = typed(given[finding.position.line - 1] + "\n", finding.fix, 1).strip()
             given[finding.position.line - 1] = text
+            given = [each for each in given if each]
             after = findings(replace(case, options={**case.options, "given": tuple(given)}), tmp_path)
         else:
             text = typed(case.files[source], finding.fix, finding.position.line)

@@ -36,8 +36,9 @@ def typed(text: str, fix: str, line: int) -> str:
         lines = [each for each in lines if not each.startswith(f"{match[1]}:")]
         lines.insert(0, f"{match[1]}: {match[2]}")
     elif match := re.fullmatch(r"Take '(\w+)' out\.", fix):
-        if any(each.startswith(f"{match[1]}:") for each in lines):
-            lines = [each for each in lines if not each.startswith(f"{match[1]}:")]
+        of_key = (f"{match[1]}:", f"{match[1]}=")
+        if any(each.startswith(of_key) for each in lines):
+            lines = [each for each in lines if not each.startswith(of_key)]
         else:
             start = next(number for number, each in enumerate(lines) if each.startswith("logical_axis_rules"))
             lines[start:] = [_without(each, match[1]) for each in lines[start:]]

@@ -51,10 +51,11 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
             settings=settings(verb.set),
             mesh_sizes=sizes,
             devices=verb.devices,
-            slices=verb.slices or 1,
+            slices=verb.slices,
             batch=verb.batch,
             length=verb.length,
             dialect=verb.dialect,
+            out=None if verb.out is None else str(verb.out),
         )
     )
     if verb.out is not None:
@@ -64,7 +65,7 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
     else:
         from shardwright.report.interop.maxtext_view import maxtext_view
 
-        write_view(maxtext_view(found), sys.stdout)
+        write_view(maxtext_view(found, written=verb.out is not None), sys.stdout)
     return _exit_code(found.findings)
 
 

@@ -12,8 +12,13 @@ from shardwright.models import FAMILIES
 
 def nearest_named(model: Model) -> tuple[str, Mapping[str, str]]:
     """The named model with the fewest different dimensions, and the ``--set`` values that turn it into this one."""
-    sizes = FAMILIES[model.family][0]
-    found = {f"{model.family}-{name}": _changes(size.config, model.size.config) for name, size in sizes.items()}
+    return nearest_of(model.family, model.size.config)
+
+
+def nearest_of(family: str, config: Any) -> tuple[str, Mapping[str, str]]:
+    """As ``nearest_named``, of a family and dimensions."""
+    sizes = FAMILIES[family][0]
+    found = {f"{family}-{name}": _changes(size.config, config) for name, size in sizes.items()}
     name = min(found, key=lambda each: len(found[each]))
     return name, found[name]
 

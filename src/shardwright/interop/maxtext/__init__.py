@@ -4,6 +4,7 @@ importing.py   from files to an imported configuration
 sources.py     which files are read
 model.py       the model of a configuration
 roles.py       rules as a layout in roles
+planning.py    the request of a configuration's step
 comparison.py  the layout compared with the rules, tensor by tensor
 export.py      a layout as rules
 stages.py      the settings of a pipeline, read and written

@@ -62,19 +62,12 @@ class Comparison:
         )
 
 
-def compared(imported: Imported, layout: Layout) -> Comparison:
-    """The layout, planned for the model and compared with the rules."""
-    request = Request(
-        layout=layout,
-        table=imported.table,
-        batch=imported.step.batch,
-        length=imported.step.length,
-        dtype=imported.step.dtype if imported.step.dtype in ("float32", "bfloat16", "float16") else "bfloat16",
-    )
+def compared(imported: Imported, request: Request) -> Comparison:
+    """A layout, planned for the model and compared with the rules. Raises FindingsError where there is no plan."""
     plan = make_plan(request)
     pairs = [(placed, plan.by_name[placed.tensor.ours]) for placed in imported.placed if placed.tensor.ours]
     return Comparison(
-        layout=layout,
+        layout=request.layout,
         plan=plan,
         compared=len(pairs),
         differences=tuple(difference for pair in pairs for difference in _difference(*pair)),

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from pathlib import Path
 
+from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.layout.faults import shown
 from shardwright.core.layout.wording import count
 from shardwright.core.model.table import DTYPE_BYTES, ModelTable
+from shardwright.core.policies.policy import BASES
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
-from shardwright.interop.maxtext.model import model_of
+from shardwright.interop.maxtext.model import Model, model_of
+from shardwright.interop.maxtext.planning import accumulated, devices_of_slice, request_of, slices_of, with_moves
 from shardwright.interop.maxtext.policy import policy_of
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.pipeline import with_stages_first
-from shardwright.interop.maxtext.reading.reading import KINDS
 from shardwright.interop.maxtext.reading.sizes import Devices, sized
-from shardwright.interop.maxtext.reading.vocabulary import ALWAYS_ONE, AXES, FILLS, SIZE_KEY_NAMES
 from shardwright.interop.maxtext.resolution.annotations import EXPERT_NAMES, MoePath
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed, placed_under
 from shardwright.interop.maxtext.resolution.tensors import StepShape
 from shardwright.interop.maxtext.roles import layout_of
 from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 from shardwright.interop.maxtext.stages import PipelineSettings, settings_of
-
-SIMILARITY = 0.92
-"""The similarity to a key that is read, from 0 to 1, above which an unread key counts as misspelt. None of MaxText's own keys does."""
+from shardwright.interop.plan_command import plan_command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class MaxTextImport:
     """An imported configuration, the equivalent layout in roles, every finding, and the defaults that were chosen.
 
     ``comparison`` None: the mesh has one device. ``pipeline``: its settings, where there are stages. ``remat``: its policy of recomputation
-    as ``--remat`` takes it; None where it has none.
+    as ``--remat`` takes it; None where it has none. ``command``: it plans the same, from the layout's file.
     """
 
     imported: Imported
@@ -46,6 +44,7 @@ class MaxTextImport:
     findings: tuple[Finding, ...]
     chosen: Mapping[str, str]
     remat: str | None = None
+    command: str | None = None
 
     def to_json(self) -> dict[str, object]:
         imported, comparison = self.imported, self.comparison
@@ -58,6 +57,7 @@ class MaxTextImport:
             "length": imported.step.length,
             "chosen": dict(self.chosen),
             "not_read": list(imported.configuration.not_read),
+            "plan_it": self.command,
             "rules": [
                 {"name": r.name, "axes": list(r.axes), "source": r.position.source, "line": r.position.line}
                 for r in imported.rules
@@ -92,15 +92,14 @@ def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
 
     Raises InputError for files and values that cannot be read, and FindingsError (SW106) for sizes that give no mesh.
     """
-    imported, sizes, chosen = placed_for(request)
+    imported, model, sizes, chosen = _placed(request)
     findings = [
         *sizes,
-        *_misspelt(imported.configuration),
         *_replaced(imported),
         *_left_out(imported),
         *check(imported),
     ]
-    comparison = None
+    comparison = command = None
     pipeline = settings_of(imported.configuration, imported.table, imported.mesh.shape.get("stage", 1))
     if isinstance(pipeline, Finding):
         findings.append(pipeline)
@@ -112,7 +111,16 @@ def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
     layout = layout_of(imported, Path(request.file).stem, pipeline)
     if layout is not None:
         places = {str(scalar.value): scalar.position for scalar in imported.configuration.mesh_axes}
-        comparison = compared(imported, same_layout(layout, request.file, places))
+        layout = same_layout(with_moves(layout, imported.configuration), request.file, places)
+        planned_with = request_of(imported, layout, pipeline)
+        if remat is not None and (pipeline is None or remat in BASES):
+            planned_with = replace(planned_with, remat=remat)
+        try:
+            comparison = compared(imported, planned_with)
+            command = plan_command(planned_with, request.layout_file, model.name, model.settings)
+        except FindingsError as error:
+            findings += error.findings
+            comparison = compared(imported, replace(planned_with, microbatches=1))
         if comparison.finding is not None:
             findings.append(comparison.finding)
     return MaxTextImport(
@@ -122,11 +130,17 @@ def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
         findings=worst_first(findings),
         chosen=chosen,
         remat=remat,
+        command=command,
     )
 
 
 def placed_for(request: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], dict[str, str]]:
     """The placement of every tensor, findings on sizes and model, and the defaults that were chosen."""
+    imported, _, findings, chosen = _placed(request)
+    return imported, findings, chosen
+
+
+def _placed(request: MaxTextRequest) -> tuple[Imported, Model, tuple[Finding, ...], dict[str, str]]:
     configuration = read_configuration(request)
     chosen: dict[str, str] = {}
     if configuration.base is not None:
@@ -135,9 +149,10 @@ def placed_for(request: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], 
     if model.why is not None:
         chosen["--model"] = model.why
     table = model.table
-    devices = Devices(
-        num=request.devices, slices=request.slices, natural=table.natural_mesh or None, sizes=request.mesh_sizes
-    )
+    slices = slices_of(configuration) if request.slices is None else request.slices
+    of_slice = None if request.mesh_sizes else devices_of_slice(configuration)
+    num = of_slice * slices if request.devices is None and of_slice is not None else request.devices
+    devices = Devices(num=num, slices=slices, natural=table.natural_mesh or None, sizes=request.mesh_sizes)
     sizing = sized(configuration, devices)
     chosen.update(sizing.chosen)
     step = _step(request, configuration, table, sizing.mesh.num_devices, chosen)
@@ -149,24 +164,7 @@ def placed_for(request: MaxTextRequest) -> tuple[Imported, tuple[Finding, ...], 
     imported = placed_under(configuration, mesh, table, step, request.dialect)
     if "--batch" in chosen:
         imported = _with_divisible_rows(imported, chosen)
-    return imported, (*sizing.findings, *model.findings), chosen
-
-
-def _misspelt(configuration: Configuration) -> Iterator[Finding]:
-    """SW111: keys of the command line that are not read and are similar to one that is."""
-    axes = (SIZE_KEY_NAMES.get(axis, axis) for axis in AXES if axis not in ALWAYS_ONE)
-    known = [*KINDS, *(f"{link}_{axis}_parallelism" for axis in axes for link in FILLS)]
-    for key, place in configuration.not_read.items():
-        for meant in get_close_matches(key, known, n=1, cutoff=SIMILARITY):
-            yield Finding(
-                code="SW111",
-                severity="error",
-                where=f"'{key}'",
-                position=place,
-                found="a key that MaxText does not have: it ends with an error",
-                needed=f"'{meant}', or another of its keys",
-                fix=f"Write '{meant}'.",
-            )
+    return imported, model, (*sizing.findings, *model.findings), chosen
 
 
 def _replaced(imported: Imported) -> Iterator[Finding]:
@@ -213,7 +211,15 @@ def _step(
     request: MaxTextRequest, configuration: Configuration, table: ModelTable, devices: int, chosen: dict[str, str]
 ) -> StepShape:
     per_device, length = configuration.value_of("per_device_batch_size"), configuration.value_of("max_target_length")
-    batch = request.batch or (max(1, int(float(per_device) * devices)) if per_device else None)
+    passes = accumulated(configuration)
+    if request.batch is not None and request.batch % passes:
+        place = configuration.settings["gradient_accumulation_steps"].position
+        raise InputError(
+            f"{place}: {count(passes, 'microbatch')} of a step, and --batch has {count(request.batch, 'row')}. Give a multiple of {passes}."
+        )
+    batch = (
+        request.batch // passes if request.batch else max(1, int(float(per_device) * devices)) if per_device else None
+    )
     tokens = request.length or (int(float(length)) if length else None)
     if batch is None:
         batch = table.natural_batch or devices

@@ -23,6 +23,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.nearest import did_you_mean, nearest
 from shardwright.core.layout.faults import shown
 from shardwright.core.model.table import ModelTable
+from shardwright.interop.hugging_face.command import nearest_of
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.model_files import BASE, FILES, is_deliberate
 from shardwright.interop.maxtext.reading.model_vocabulary import (
@@ -51,9 +52,11 @@ MODEL_OPTION = "--model NAME"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A table, and why it was chosen where ``--model`` was not given."""
+    """A table, and why it was chosen where ``--model`` was not given. ``name`` and ``settings``: how a command line names it."""
 
     table: ModelTable
+    name: str
+    settings: Mapping[str, str]
     why: str | None = None
     findings: tuple[Finding, ...] = ()
 
@@ -65,7 +68,7 @@ def model_of(requested: str | None, settings: Mapping[str, str], configuration: 
     """
     if requested is not None:
         _refuse_dimensions_beside(requested, configuration)
-        return Model(table=build(requested, settings))
+        return Model(table=build(requested, settings), name=requested, settings=settings)
     name = _named(configuration)
     known = {each: block for block, those in MODEL_NAMES.items() for each in those}
     if configuration.value_of("student_overrides"):
@@ -118,12 +121,14 @@ def _by_dimensions(configuration: Configuration, name: str, settings: Mapping[st
     ours = next((each for each in _names_of(family) if _same(build(each), table)), None)
     if ours is not None:
         same = f"{ours}, which has the weights of {name}" if ours != name else ours
-        return Model(table=build(ours), why=f"{same}, {source}", findings=tuple(_without_effect(configuration)))
+        why, findings = f"{same}, {source}", tuple(_without_effect(configuration))
+        return Model(table=build(ours), name=ours, settings={}, why=why, findings=findings)
     if name in names():
         # MaxText's model has the name of a different model of ours.
         table = replace(table, name=f"maxtext-{name}")
     why = f"{table.name}, a {family} {source}"
-    return Model(table=table, why=why, findings=tuple(_without_effect(configuration)))
+    named, changes = nearest_of(family, size.config)
+    return Model(table=table, name=named, settings=changes, why=why, findings=tuple(_without_effect(configuration)))
 
 
 def _family(configuration: Configuration) -> str:
@@ -152,7 +157,8 @@ def _by_name(configuration: Configuration, name: str, block: str, settings: Mapp
     if not _same(build(MODELS[name]), FAMILIES[_family(merged)][1](name, size)):
         return _by_dimensions(merged, name, settings, f"by the dimensions of {name} and {GIVEN}")
     why = f"{MODELS[name]}, for model_name {name}"
-    return Model(table=build(MODELS[name], settings), why=why, findings=tuple(_without_effect(merged)))
+    table, findings = build(MODELS[name], settings), tuple(_without_effect(merged))
+    return Model(table=table, name=MODELS[name], settings=settings, why=why, findings=findings)
 
 
 def _with_its_file(configuration: Configuration, name: str) -> Configuration:

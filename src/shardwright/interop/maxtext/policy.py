@@ -49,7 +49,6 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "mlpwi_0": ("mlp.gate", "shared.gate"),
     "mlpwi_1": ("mlp.up", "shared.up"),
     "mlpwo": ("mlp.projected", "shared.projected"),
-    "moe_mlpwi": ("moe.gate", "moe.up"),
     "moe_mlpwi_0": ("moe.gate",),
     "moe_mlpwi_1": ("moe.up",),
     "moe_mlpwo": ("moe.output",),
@@ -108,7 +107,7 @@ def settings_for(remat: str, table: ModelTable) -> dict[str, str]:
         left = set(names)
         for theirs in NAMES:
             here = set(_ours((theirs,), table))
-            if here and here <= left and theirs not in ("mla_q", "qkv_proj", "mlpwi", "moe_mlpwi"):
+            if here and here <= left and theirs not in ("mla_q", "qkv_proj", "mlpwi"):
                 found[theirs] = where
                 left -= here
         if left:

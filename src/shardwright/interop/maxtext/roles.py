@@ -31,6 +31,7 @@ from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.resolution.resolve import resolve_weight
 from shardwright.interop.layout_text import entry_of
+from shardwright.interop.maxtext.reading.reading import GIVEN
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 from shardwright.interop.maxtext.stages import PipelineSettings
 
@@ -47,7 +48,7 @@ def layout_of(imported: Imported, name: str, pipeline: PipelineSettings | None =
     entries = {axis: _staged(_entry(imported, axis), pipeline) for axis in mesh.names}
     layout = Layout(
         name=name,
-        about=f"The rules of {Path(imported.configuration.sources[-1]).name} for {imported.table.name}.",
+        about=_about(imported),
         mesh={axis: MeshEntry(size=mesh.size(axis)) for axis in mesh.names},
         entries=entries,
         move_moe="weights" if _weights_gathered(imported) else "all-to-all",
@@ -67,6 +68,16 @@ def layout_of(imported: Imported, name: str, pipeline: PipelineSettings | None =
             break
         misplaced, _, layout = found
     return layout
+
+
+def _about(imported: Imported) -> str:
+    """The file of the rules, whether a command line was merged, and the model."""
+    configuration = imported.configuration
+    files = [source for source in configuration.sources if source != GIVEN]
+    of_rules = None if configuration.rules_from is None else configuration.rules_from.source
+    file = files[-1] if of_rules in (None, GIVEN) else of_rules
+    given = " and a command line" if GIVEN in configuration.sources else ""
+    return f"The rules of {Path(file).name}{given} for {imported.table.name}."
 
 
 def smaller_mesh(mesh: Mesh) -> Mesh | None:

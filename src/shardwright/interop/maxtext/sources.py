@@ -13,6 +13,8 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.interop.maxtext.reading.merging import Configuration, extended, merged
 from shardwright.interop.maxtext.reading.model_files import is_deliberate
 from shardwright.interop.maxtext.reading.model_vocabulary import MODEL_KEYS
+from shardwright.interop.maxtext.reading.presets import PRESETS as KNOWN_PRESETS
+from shardwright.interop.maxtext.reading.presets import known_preset
 from shardwright.interop.maxtext.reading.reading import RULES, RuleFile, Scalar, parse_given, read_rule_file
 from shardwright.interop.maxtext.resolution.placement import Dialect
 
@@ -27,7 +29,7 @@ OVERRIDES = "override_model_config"
 class MaxTextRequest:
     """What to import. ``given``: KEY=VALUE texts of a command line. ``mesh_sizes`` replace those of the files.
 
-    ``model`` None: the one that the files set.
+    ``model`` None: the one that the files set. ``out``: the file that the layout is written to.
     """
 
     file: str
@@ -39,10 +41,16 @@ class MaxTextRequest:
     settings: Mapping[str, str] = field(default_factory=dict)
     mesh_sizes: Mapping[str, int] | None = None
     devices: int | None = None
-    slices: int = 1
+    slices: int | None = None
     batch: int | None = None
     length: int | None = None
+    out: str | None = None
     dialect: Dialect = "linen"
+
+    @property
+    def layout_file(self) -> str:
+        """The file that the layout is written to, or the one to name."""
+        return self.out or f"{Path(self.file).stem}.yaml"
 
 
 def read_configuration(request: MaxTextRequest) -> Configuration:
@@ -202,10 +210,13 @@ def _preset(
             return None
         folders = [folder / PRESETS for folder in _folders([layer.source for layer in layers], request)]
         found = next((f / f"{scalar.value}.yml" for f in folders if (f / f"{scalar.value}.yml").is_file()), None)
+        known_here = known_preset(str(scalar.value)) if found is None else None
+        if known_here is not None:
+            return known_here
         if found is None:
             option = "--eval-preset" if scalar is layers[-1].settings.get(f"{PRESETS}_for_eval") else "--preset"
-            known = sorted({p.stem for folder in folders if folder.is_dir() for p in folder.glob("*.yml")})
-            near = f" {did_you_mean(str(scalar.value), known)}" if known else ""
+            files = {p.stem for folder in folders if folder.is_dir() for p in folder.glob("*.yml")}
+            near = f" {did_you_mean(str(scalar.value), sorted({*files, *KNOWN_PRESETS}))}"
             raise InputError(
                 f"{scalar.position}: no file {PRESETS}/{scalar.value}.yml next to the configuration.{near} "
                 f"Give it: {option} PATH."

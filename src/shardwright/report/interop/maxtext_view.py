@@ -9,10 +9,11 @@ from rich.text import Text
 
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.interop.maxtext.importing import MaxTextImport
+from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.rules import names_of
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 from shardwright.interop.maxtext.stages import PipelineSettings
-from shardwright.report.interop.import_views import findings_section, heading, layout_section
+from shardwright.report.interop.import_views import findings_section, heading, layout_section, plan_lines
 from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
@@ -21,8 +22,12 @@ from shardwright.report.text.units import pretty_bytes, several
 DIALECTS = {"linen": "by Flax Linen", "nnx": "by MaxText's NNX", "flax-nnx": "by Flax NNX"}
 
 
-def maxtext_view(found: MaxTextImport) -> View:
-    """Draws an import; tensors are grouped by component, in the order of the forward pass."""
+MOST_NAMED = 40
+"""The most keys of one source that are named; of more, their number is. All are in the JSON."""
+
+
+def maxtext_view(found: MaxTextImport, *, written: bool = False) -> View:
+    """Draws an import; tensors are grouped by component, in the order of the forward pass. ``written``: the layout is in a file."""
 
     def view(width: int) -> RenderableType:
         imported, comparison = found.imported, found.comparison
@@ -39,7 +44,8 @@ def maxtext_view(found: MaxTextImport) -> View:
         if found.remat is not None:
             lines["recomputed"] = f"--remat {found.remat}"
         if imported.configuration.not_read:
-            lines["not read"] = f"{', '.join(imported.configuration.not_read)}: they change no layout"
+            lines["not read"] = f"{_not_read(imported.configuration)}: they change no layout"
+        lines |= plan_lines(found.command, None if comparison is None else comparison.layout, written=written)
         sections = [heading(" + ".join(imported.configuration.sources), lines, found.chosen, width)]
         for title, tensors, per in (
             ("weights", imported.weights, "all layers, per device"),
@@ -57,6 +63,17 @@ def maxtext_view(found: MaxTextImport) -> View:
         return Group(*sections, *findings_section(found.findings, width))
 
     return view
+
+
+def _not_read(configuration: Configuration) -> str:
+    by_source: dict[str, list[str]] = {}
+    for key, position in configuration.not_read.items():
+        by_source.setdefault(position.source, []).append(key)
+    parts = (
+        ", ".join(keys) if len(keys) <= MOST_NAMED else f"{several(len(keys), 'other key')} of {source}"
+        for source, keys in by_source.items()
+    )
+    return ", ".join(parts)
 
 
 def _pipeline(found: PipelineSettings) -> str:

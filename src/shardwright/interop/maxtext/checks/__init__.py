@@ -9,6 +9,7 @@ divisibility.py    SW107, SW108: dims that their axes do not divide
 names.py           SW111: names and axes that do not exist
 evaluation.py      SW111: rules of evaluation on the training mesh
 order.py           SW112: results that depend on the order of rules
+keys.py            SW111, SW123: keys that MaxText does not know, and those that no plan of ours carries over
 sources.py         SW112: values that another source replaces
 dialect.py         SW113: weights that Flax's dialects shard differently
 
@@ -27,10 +28,16 @@ from shardwright.interop.maxtext.checks.divisibility import dims_indivisible, ro
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy
 from shardwright.interop.maxtext.checks.evaluation import evaluated_elsewhere
 from shardwright.interop.maxtext.checks.guard import guard_lets_through
+from shardwright.interop.maxtext.checks.keys import keys_unknown, steps_otherwise
 from shardwright.interop.maxtext.checks.names import axes_absent, names_unknown, names_without_a_rule, rules_unused
 from shardwright.interop.maxtext.checks.order import free_axes_dropped, moved_when_restated, order_decides, unreachable
 from shardwright.interop.maxtext.checks.replicated import idle_in_experts, replicated_activations, replicated_weights
-from shardwright.interop.maxtext.checks.sources import context_axis_disagrees, rules_hidden, rules_overridden
+from shardwright.interop.maxtext.checks.sources import (
+    context_axis_disagrees,
+    context_axis_unknown,
+    rules_hidden,
+    rules_overridden,
+)
 from shardwright.interop.maxtext.resolution.placement import Imported
 
 CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
@@ -48,6 +55,9 @@ CHECKS: tuple[Callable[[Imported], Iterator[Drafted]], ...] = (
     rules_hidden,
     rules_overridden,
     context_axis_disagrees,
+    context_axis_unknown,
+    keys_unknown,
+    steps_otherwise,
     evaluated_elsewhere,
     dialects_differ,
     replicated_weights,

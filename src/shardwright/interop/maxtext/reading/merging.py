@@ -54,7 +54,7 @@ class Configuration:
     preset: RuleFile | None = None
     rules_from: Position | None = None
     not_read: Mapping[str, Position] = field(default_factory=dict)
-    """Keys of the command line that change no layout."""
+    """Keys from which nothing here follows, with the last position of each."""
     subject: str = ""
     """The file that defines the model: the model's own, or the imported one."""
     model_file: str | None = None
@@ -81,6 +81,7 @@ def extended(base: RuleFile, file: RuleFile) -> RuleFile:
         sizes={**base.sizes, **file.sizes},
         settings={**base.settings, **file.settings},
         positions={**base.positions, **file.positions},
+        not_read={**base.not_read, **file.not_read},
     )
 
 
@@ -122,7 +123,7 @@ def merged(
         hidden=tuple(hidden),
         preset=preset,
         rules_from=place,
-        not_read=layers[-1].not_read,
+        not_read={key: place for layer in layers for key, place in layer.not_read.items()},
         subject=layers[-1].source,
     )
 

@@ -1,6 +1,6 @@
 """A parsed MaxText configuration file: mesh axes, rules, sizes, the model, and settings that change the rules.
 
-The several hundred other keys of such a file are ignored. A fault in a key that is read raises one ``InputError`` with its
+The several hundred other keys of such a file are only listed. A fault in a key that is read raises one ``InputError`` with its
 position.
 """
 
@@ -20,6 +20,7 @@ from shardwright.files.text import error_at, read_text
 from shardwright.files.yaml_text import parse_yaml
 from shardwright.interop.maxtext.reading.model_vocabulary import DIMS, MODEL_KEYS
 from shardwright.interop.maxtext.reading.rules import Rule
+from shardwright.interop.maxtext.reading.step_keys import STEP_KEYS
 from shardwright.interop.maxtext.reading.vocabulary import SETTINGS, Kind
 
 RULES, EVAL_RULES, MESH, DATA = "logical_axis_rules", "logical_axis_rules_for_eval", "mesh_axes", "data_sharding"
@@ -54,7 +55,7 @@ class RuleFile:
     positions: Mapping[str, Position] = field(default_factory=dict)
     """The position of each key."""
     not_read: Mapping[str, Position] = field(default_factory=dict)
-    """Keys of a command line that change no layout, with their positions."""
+    """Keys that are not read, with their positions."""
 
 
 def read_rule_file(path: str | Path) -> RuleFile:
@@ -96,7 +97,7 @@ def parse_given(texts: tuple[str, ...]) -> RuleFile:
     return replace(read, not_read=not_read)
 
 
-KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS}
+KINDS: Mapping[str, Kind] = {**SETTINGS, **MODEL_KEYS, **{key: kind for key, (kind, _, _) in STEP_KEYS.items()}}
 """The keys that are read in addition to mesh, rules and sizes, and the kinds of their values."""
 
 
@@ -125,7 +126,10 @@ class _Reading:
         top = parse_yaml(self.text, self.source)
         if not isinstance(top.value, Mapping):
             self.refuse(top, f"a configuration is a mapping of keys to values; this is {shown(top.value)}.")
-        given = {key: value for key, value in _flat(top.value).items() if _is_read(key)}
+        values = _flat(top.value)
+        given = {key: value for key, value in values.items() if _is_read(key)}
+        blocks = {key.partition(".")[0] for key in given if "." in key}
+        unread = (key for key in values if key not in given and ("." not in key or key.partition(".")[0] in blocks))
         return RuleFile(
             source=self.source,
             mesh_axes=self.names(given[MESH], MESH) if MESH in given else None,
@@ -139,6 +143,7 @@ class _Reading:
                 if key in KINDS and not self.is_unset(key, value)
             },
             positions={key: top.key_position(key) for key in given},
+            not_read={key: top.key_position(key.partition(".")[0]) for key in unread if key not in blocks},
         )
 
     def refuse(self, node: Located, message: str) -> NoReturn:
@@ -206,7 +211,7 @@ class _Reading:
 
     def is_unset(self, key: str, node: Located) -> bool:
         """Whether a dimension is unset; MaxText then computes it."""
-        return key in MODEL_KEYS and (node.value is None or str(node.value).lower() == "none")
+        return (key in MODEL_KEYS or key in STEP_KEYS) and (node.value is None or str(node.value).lower() == "none")
 
     def setting(self, key: str, node: Located) -> Scalar:
         value, kind = node.value, KINDS[key]

@@ -72,12 +72,15 @@ REMAT_TENSORS = (
     "mlpwi_0",
     "mlpwi_1",
     "mlpwo",
-    "moe_mlpwi",
     "moe_mlpwi_0",
     "moe_mlpwi_1",
     "moe_mlpwo",
 )
 """The policy of recomputation, and the activations of which a custom one says where they are kept."""
+
+CONTEXT = "context_sharding"
+CONTEXT_AXES = ("context", "expert")
+"""The key that names the axis of context parallelism, and its values, the default first."""
 
 SETTINGS: dict[str, Kind] = {
     **dict.fromkeys((REMAT, *REMAT_TENSORS), "text"),
@@ -85,7 +88,7 @@ SETTINGS: dict[str, Kind] = {
     "override_logical_axis_rules": "true or false",
     "custom_mesh_and_rule": "text",
     "custom_mesh_and_rule_for_eval": "text",
-    "context_sharding": "text",
+    CONTEXT: "text",
     "moe_dispatch_no_expert_sharding": "true or false",
     "sparse_matmul": "true or false",
     "capacity_factor": "a number",
@@ -105,8 +108,19 @@ SETTINGS: dict[str, Kind] = {
     "use_2d_fsdp_sharding": "true or false",
     "use_batch_split_schedule": "true or false",
     "student_overrides": "a mapping",
+    "context_parallel_strategy": "text",
+    "context_parallel_load_balance": "true or false",
+    "use_ring_of_experts": "true or false",
+    "ragged_buffer_factor": "a number",
+    "num_vocab_tiling": "a whole number",
+    "gradient_accumulation_steps": "a whole number",
+    "grad_dtype": "text",
+    "mu_dtype": "text",
+    "compile_topology": "text",
+    "compile_topology_num_slices": "a whole number",
+    "num_slices": "a whole number",
 }
-"""The other keys that change how rules apply, and the kinds of their values. All other keys of a file are ignored."""
+"""The other keys that change how rules apply or what a step sends, and the kinds of their values."""
 
 MODELS = {
     "llama3.1-8b": "llama3-8b",
