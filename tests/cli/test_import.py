@@ -96,7 +96,19 @@ def test_json_of_maxtext(here, capsys):
     found = json.loads(out)
     assert (code, err) == (0, "")
     assert set(found) == {
-        *("sources", "model", "mesh", "dialect", "batch", "length", "chosen", "not_read", "plan_it", "rules", "tensors"),
+        *(
+            "sources",
+            "model",
+            "mesh",
+            "dialect",
+            "batch",
+            "length",
+            "chosen",
+            "not_read",
+            "plan_it",
+            "rules",
+            "tensors",
+        ),
         *("layout", "compared", "differences", "findings"),
     }
     assert found["mesh"] == {"data": 1, "fsdp": 2, "context": 1, "tensor": 1, "expert": 4}

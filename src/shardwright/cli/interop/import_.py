@@ -31,23 +31,28 @@ def run_import(verb: ImportVerb) -> int:
 
 
 def _maxtext(verb: ImportMaxTextVerb) -> int:
-    from shardwright.interop.maxtext.importing import import_maxtext
+    from shardwright.interop.maxtext.importing import read_maxtext
     from shardwright.interop.maxtext.sources import MaxTextRequest
+    from shardwright.interop.maxtext.without_table import RulesAlone
 
     for option, value in (("--devices", verb.devices), ("--slices", verb.slices), ("--batch", verb.batch)):
         at_least_one(option, value)
     at_least_one("--length", verb.length)
-    sizes = None if verb.mesh is None else mesh_sizes(verb.mesh)
+    open_axes: set[str] = set()
+    sizes = None if verb.mesh is None else mesh_sizes(verb.mesh, open_axes=open_axes)
     for axis, size in (sizes or {}).items():
         at_least_one(f"--mesh {axis}", size)
-    found = import_maxtext(
+    if sizes is not None:
+        sizes.update(dict.fromkeys(sorted(open_axes), -1))
+    found = read_maxtext(
         MaxTextRequest(
             file=verb.file,
             base=verb.base,
             preset=verb.preset,
             eval_preset=verb.eval_preset,
-            given=tuple(text for group in verb.given for text in group),
+            given=(*verb.pasted, *(text for group in verb.given for text in group)),
             model=verb.model,
+            like=verb.like,
             settings=settings(verb.set),
             mesh_sizes=sizes,
             devices=verb.devices,
@@ -59,13 +64,15 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
         )
     )
     if verb.out is not None:
-        _write_layout(verb.out, None if found.comparison is None else found.comparison.layout, found.findings)
+        comparison = None if isinstance(found, RulesAlone) else found.comparison
+        _write_layout(verb.out, None if comparison is None else comparison.layout, found.findings)
     if verb.json:
         write_json(found.to_json())
     else:
-        from shardwright.report.interop.maxtext_view import maxtext_view
+        from shardwright.report.interop.maxtext_view import maxtext_view, rules_view
 
-        write_view(maxtext_view(found, written=verb.out is not None), sys.stdout)
+        alone = isinstance(found, RulesAlone)
+        write_view(rules_view(found) if alone else maxtext_view(found, written=verb.out is not None), sys.stdout)
     return _exit_code(found.findings)
 
 

@@ -31,6 +31,11 @@ class ImportMaxTextVerb:
 
     file: File
     """A configuration, a model's file, or a preset of custom_mesh_and_rule."""
+    pasted: Annotated[
+        Positional[tuple[str, ...]],
+        arg(name="KEY=VALUE", metavar="[KEY=VALUE ...]", help_behavior_hint="(default: none)"),
+    ] = ()
+    """The rest of a MaxText command line, as after --given."""
     base: Annotated[
         Text, arg(metavar="FILE", help_behavior_hint="(default: base.yml of the configs folder, where one is missing)")
     ] = None
@@ -43,6 +48,8 @@ class ImportMaxTextVerb:
     """A MaxText command line, as ici_expert_parallelism=8; keys that change no layout are listed as not read."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: the one that the files set)")] = None
     """The model whose tensors are resolved, as mixtral-8x7b."""
+    like: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(default: none)")] = None
+    """A model whose tensors are resolved in place of the files' own, as llama3-8b: for a decoder that no table has."""
     set: Settings = ()
     """Dimensions of the model, as num_layers=2."""
     mesh: Mesh = None

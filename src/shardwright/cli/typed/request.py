@@ -50,7 +50,9 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
     if layout_name is None:
         chosen["--layout"] = table.natural_layout
     layout = load_layout(table.natural_layout if layout_name is None else layout_name)
-    sizes = mesh_sizes(options.mesh) if options.mesh is not None else {}
+    open_axes: set[str] = set()
+    sizes = mesh_sizes(options.mesh, open_axes=open_axes) if options.mesh is not None else {}
+    layout = _opened(layout, open_axes)
     at_least_one("--devices", options.devices)
     at_least_one("--loss-chunks", options.loss_chunks)
     above_zero("--expert-buffer", options.expert_buffer)
@@ -108,6 +110,17 @@ def planned(typed: TypedRequest) -> Plan:
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:
     """The request with other sizes for some axes."""
     return replace(request, mesh_sizes={**request.mesh_sizes, **sizes})
+
+
+def _opened(layout: Layout, axes: set[str]) -> Layout:
+    """The layout with axes that take the remaining devices. Raises InputError for an axis that it lacks."""
+    unknown = sorted(axes - set(layout.mesh))
+    if unknown:
+        raise InputError(
+            f"--mesh: layout '{layout.name}' has no axis '{unknown[0]}'. {did_you_mean(unknown[0], layout.mesh)}"
+        )
+    opened = {axis: replace(entry, size="auto") if axis in axes else entry for axis, entry in layout.mesh.items()}
+    return replace(layout, mesh=opened) if axes else layout
 
 
 def _moved(layout: Layout, text: str | None) -> Layout:

@@ -31,8 +31,10 @@ COUNTED: Mapping[str, str] = {
 """What an option counts, as named in ``core.findings.bounds``."""
 
 
-def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
+def mesh_sizes(text: str, option: str = "--mesh", open_axes: set[str] | None = None) -> dict[str, int]:
     """Sizes of mesh axes. The planner checks whether a layout has such axes, and whether a size is legal.
+
+    ``open_axes``: takes the axes whose size is ``auto``, where that can be said; elsewhere it is refused.
 
     >>> mesh_sizes("fsdp=2,expert=4")
     {'fsdp': 2, 'expert': 4}
@@ -40,6 +42,9 @@ def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int]:
     form = "AXIS=SIZE, with commas between, as in fsdp=2,expert=4"
     sizes: dict[str, int] = {}
     for key, value, start in _pairs(text, option, form):
+        if value == "auto" and open_axes is not None:
+            open_axes.add(key)
+            continue
         try:
             sizes[key] = integer_of(value)
         except ValueError:

@@ -3,6 +3,7 @@
 importing.py   from files to an imported configuration
 sources.py     which files are read
 model.py       the model of a configuration
+without_table.py  what rules say by names, where no table has the model
 roles.py       rules as a layout in roles
 planning.py    the request of a configuration's step
 comparison.py  the layout compared with the rules, tensor by tensor

@@ -15,7 +15,7 @@ from shardwright.core.policies.policy import BASES
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
-from shardwright.interop.maxtext.model import Model, model_of
+from shardwright.interop.maxtext.model import Model, NoTableError, model_of
 from shardwright.interop.maxtext.planning import accumulated, devices_of_slice, request_of, slices_of, with_moves
 from shardwright.interop.maxtext.policy import policy_of
 from shardwright.interop.maxtext.reading.merging import Configuration
@@ -27,6 +27,7 @@ from shardwright.interop.maxtext.resolution.tensors import StepShape
 from shardwright.interop.maxtext.roles import layout_of
 from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
 from shardwright.interop.maxtext.stages import PipelineSettings, settings_of
+from shardwright.interop.maxtext.without_table import RulesAlone, rules_alone
 from shardwright.interop.plan_command import plan_command
 
 
@@ -87,6 +88,14 @@ def _tensor(placed: Placed, imported: Imported) -> dict[str, object]:
     }
 
 
+def read_maxtext(request: MaxTextRequest) -> MaxTextImport | RulesAlone:
+    """As ``import_maxtext``; of a model that no table of ours has, what its rules say by names."""
+    try:
+        return import_maxtext(request)
+    except NoTableError as why:
+        return rules_alone(request, read_configuration(request), why)
+
+
 def import_maxtext(request: MaxTextRequest) -> MaxTextImport:
     """Read, merge, resolve and check.
 
@@ -145,12 +154,13 @@ def _placed(request: MaxTextRequest) -> tuple[Imported, Model, tuple[Finding, ..
     chosen: dict[str, str] = {}
     if configuration.base is not None:
         chosen["--base"] = configuration.base
-    model = model_of(request.model, request.settings, configuration)
+    model = model_of(request.model, request.settings, configuration, request.like)
     if model.why is not None:
         chosen["--model"] = model.why
     table = model.table
     slices = slices_of(configuration) if request.slices is None else request.slices
-    of_slice = None if request.mesh_sizes else devices_of_slice(configuration)
+    stated = request.mesh_sizes or {}
+    of_slice = None if stated and -1 not in stated.values() else devices_of_slice(configuration)
     num = of_slice * slices if request.devices is None and of_slice is not None else request.devices
     devices = Devices(num=num, slices=slices, natural=table.natural_mesh or None, sizes=request.mesh_sizes)
     sizing = sized(configuration, devices)

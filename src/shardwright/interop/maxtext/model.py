@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.nearest import did_you_mean, nearest
+from shardwright.core.findings.position import Position
 from shardwright.core.layout.faults import shown
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_of
@@ -50,6 +51,14 @@ from shardwright.models.parts.size import Natural, Size
 MODEL_OPTION = "--model NAME"
 
 
+class NoTableError(InputError):
+    """A decoder, or an option of one, that no table of ours has. ``reason``: the message without its place."""
+
+    def __init__(self, place: str, position: Position | None, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.position, self.reason = position, reason
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """A table, and why it was chosen where ``--model`` was not given. ``name`` and ``settings``: how a command line names it."""
@@ -61,11 +70,19 @@ class Model:
     findings: tuple[Finding, ...] = ()
 
 
-def model_of(requested: str | None, settings: Mapping[str, str], configuration: Configuration) -> Model:
-    """The model of a configuration; ``settings`` replace dimensions of it.
+def model_of(
+    requested: str | None, settings: Mapping[str, str], configuration: Configuration, like: str | None = None
+) -> Model:
+    """The model of a configuration; ``settings`` replace dimensions of it. ``like``: a model whose table is used in its place.
 
     Raises InputError, with name and reason, for a model that no table of ours can represent.
     """
+    if like is not None:
+        if requested is not None:
+            raise InputError(
+                f"--like {like} is in place of the files' model, and --model {requested} replaces it. Give one."
+            )
+        return _in_its_place(like, settings, configuration)
     if requested is not None:
         _refuse_dimensions_beside(requested, configuration)
         return Model(table=build(requested, settings), name=requested, settings=settings)
@@ -95,6 +112,20 @@ def model_of(requested: str | None, settings: Mapping[str, str], configuration: 
         )
     name = name or Path(configuration.subject).stem
     return _by_dimensions(configuration, name, settings, f"by the dimensions of {configuration.subject}")
+
+
+def _in_its_place(like: str, settings: Mapping[str, str], configuration: Configuration) -> Model:
+    name = _named(configuration) or Path(configuration.subject).stem
+    scalar = configuration.settings.get("decoder_block") or configuration.settings.get("model_name")
+    finding = Finding(
+        code="SW123",
+        severity="info",
+        where="--like",
+        position=None if scalar is None else scalar.position,
+        found=f"the tensors of {like}, in place of those of {name}: names that only {name} has are not resolved, and sizes are of {like}",
+        needed=f"a table of {name}",
+    )
+    return Model(table=build(like, settings), name=like, settings=settings, findings=(finding,))
 
 
 def _refuse_dimensions_beside(requested: str, configuration: Configuration) -> None:
@@ -144,7 +175,7 @@ def _by_name(configuration: Configuration, name: str, block: str, settings: Mapp
     """A model given only by name: MaxText has its dimensions in a file of that name."""
     replaced = _is_given(configuration, "decoder_block") and configuration.value_of("decoder_block") in DECODERS
     if block in OTHER_DECODERS and not replaced:
-        _refuse(configuration, "model_name", _not_ours(name, block))
+        _refuse_weights(configuration, "model_name", _not_ours(name, block))
     if name not in MODELS:
         _refuse(
             configuration,
@@ -236,21 +267,23 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
         if block not in OTHER_DECODERS:
             known = [*DECODERS, *OTHER_DECODERS]
             _refuse(configuration, "decoder_block", f"MaxText has no decoder '{block}'. {did_you_mean(block, known)}")
-        _refuse(configuration, "decoder_block", _not_ours(name, block))
+        _refuse_weights(configuration, "decoder_block", _not_ours(name, block))
     family = DECODERS[block]
     for key, (_, plain, what) in PLAIN.items():
         value = configuration.value_of(key)
         if value is not None and value != plain and not (key == "trainable_position_size" and int(value) <= 0):
-            _refuse(configuration, key, f"{name}: '{key}' is {shown(value)}: {what}, which no table of ours has.")
+            _refuse_weights(
+                configuration, key, f"{name}: '{key}' is {shown(value)}: {what}, which no table of ours has."
+            )
     for key, what in EXPERTS_ONLY.items():
         own = family == "llama3" or (family == "deepseek3" and key == "routed_bias")
         if configuration.value_of(key) is True and not own:
-            _refuse(configuration, key, f"{name}: '{key}' is true: {what}, which no {family} of ours has.")
+            _refuse_weights(configuration, key, f"{name}: '{key}' is true: {what}, which no {family} of ours has.")
     latent = configuration.value_of("attention_type") == "mla"
     if latent != (family == "deepseek3"):
         kind = shown(_choice(configuration, "attention_type"))
         needed = "'mla'" if family == "deepseek3" else "another than 'mla'"
-        _refuse(
+        _refuse_weights(
             configuration,
             "attention_type",
             f"{name}: 'attention_type' is {kind}, where decoder '{block}' of ours has {needed}.",
@@ -271,7 +304,7 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
             "layers have experts and the two differ. Give both the same.",
         )
     if family != "llama3" and _choice(configuration, "logits_via_embedding"):
-        _refuse(
+        _refuse_weights(
             configuration,
             "logits_via_embedding",
             f"{name}: 'logits_via_embedding' is true, and {family} has a separate output head.",
@@ -356,6 +389,13 @@ def _choice(configuration: Configuration, key: str) -> str | int | float | bool:
 def _refuse(configuration: Configuration, key: str, message: str) -> NoReturn:
     scalar = configuration.settings.get(key)
     raise InputError(f"{configuration.subject if scalar is None else scalar.position}: {message}")
+
+
+def _refuse_weights(configuration: Configuration, key: str, message: str) -> NoReturn:
+    """Refuse a model whose weights no table of ours has; its rules can still be read."""
+    scalar = configuration.settings.get(key)
+    position = None if scalar is None else scalar.position
+    raise NoTableError(str(position or configuration.subject), position, message)
 
 
 def _natural(configuration: Configuration, config: Any) -> Natural:

@@ -27,9 +27,9 @@ OVERRIDES = "override_model_config"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaxTextRequest:
-    """What to import. ``given``: KEY=VALUE texts of a command line. ``mesh_sizes`` replace those of the files.
+    """What to import. ``given``: KEY=VALUE texts of a command line. ``mesh_sizes`` replace those of the files; -1: the remaining devices.
 
-    ``model`` None: the one that the files set. ``out``: the file that the layout is written to.
+    ``model`` None: the one that the files set. ``like``: one whose table is used in place of theirs. ``out``: the file that the layout is written to.
     """
 
     file: str
@@ -38,6 +38,7 @@ class MaxTextRequest:
     eval_preset: str | None = None
     given: tuple[str, ...] = ()
     model: str | None = None
+    like: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     mesh_sizes: Mapping[str, int] | None = None
     devices: int | None = None

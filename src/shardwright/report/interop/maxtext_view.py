@@ -8,11 +8,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.core.layout.roles import COMPONENTS
+from shardwright.core.mesh.mesh import Mesh
 from shardwright.interop.maxtext.importing import MaxTextImport
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.rules import names_of
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed
 from shardwright.interop.maxtext.stages import PipelineSettings
+from shardwright.interop.maxtext.without_table import RulesAlone
 from shardwright.report.interop.import_views import findings_section, heading, layout_section, plan_lines
 from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
@@ -34,7 +36,7 @@ def maxtext_view(found: MaxTextImport, *, written: bool = False) -> View:
         colors = AxisColors.of(imported.mesh.shape)
         lines = {
             "model": imported.table.name,
-            "mesh": _mesh(imported),
+            "mesh": _mesh(imported.mesh),
             "rules": f"{several(len(imported.rules), 'line')} for {several(len(names_of(imported.rules)), 'name')}, "
             f"resolved {DIALECTS[imported.dialect]}",
             "step": f"{several(imported.step.batch, 'row')} of {several(imported.step.length, 'token')}",
@@ -83,10 +85,29 @@ def _pipeline(found: PipelineSettings) -> str:
     )
 
 
-def _mesh(imported: Imported) -> str:
-    larger = [f"{axis.name} {axis.size}" for axis in imported.mesh.axes if axis.size > 1]
-    ones = [axis.name for axis in imported.mesh.axes if axis.size == 1]
-    text = " x ".join(larger) + f" = {several(imported.mesh.num_devices, 'device')}" if larger else "1 device"
+def rules_view(found: RulesAlone) -> View:
+    """The weights of a model without a table, by their names."""
+
+    def view(width: int) -> RenderableType:
+        lines = {"mesh": _mesh(found.mesh)}
+        if found.configuration.not_read:
+            lines["not read"] = f"{_not_read(found.configuration)}: they change no layout"
+        colors = AxisColors.of(found.mesh.shape)
+        columns = [Column(header="weight"), Column(header="names and axes", flexible=True)]
+        cells = [[Text(weight), colors.spec(spec)] for weight, spec in found.specs.items()]
+        return Group(
+            heading(" + ".join(found.configuration.sources), lines, found.chosen),
+            section("weights under the rules, by their names", aligned(columns, [RowGroup(cells=cells)], width)),
+            *findings_section(found.findings, width),
+        )
+
+    return view
+
+
+def _mesh(mesh: Mesh) -> str:
+    larger = [f"{axis.name} {axis.size}" for axis in mesh.axes if axis.size > 1]
+    ones = [axis.name for axis in mesh.axes if axis.size == 1]
+    text = " x ".join(larger) + f" = {several(mesh.num_devices, 'device')}" if larger else "1 device"
     return text + (f"; of size 1: {', '.join(ones)}" if ones else "")
 
 

@@ -28,7 +28,8 @@ UNITS = {"dcn": "slice", "ici": "device"}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
     """The number of devices. ``num`` None: the product of the sizes; where one is -1, the devices of ``natural``, which is
-    also used where no file has a size. ``sizes``: the user's total sizes of axes, which replace those of files."""
+    also used where no file has a size. ``sizes``: the user's total sizes of axes, which replace those of files; -1 where an axis takes the
+    rest, and then no other does."""
 
     num: int | None = None
     slices: int = 1
@@ -75,6 +76,8 @@ def sized(configuration: Configuration, devices: Devices) -> Sizing:
     faults: list[Finding] = []
     between = {axis: 1 if axis in given else _size_of(configuration, "dcn", axis) for axis in axes}
     within = {axis: given.get(axis) or _size_of(configuration, "ici", axis) for axis in axes}
+    if -1 in given.values():
+        within = {axis: 1 if size == -1 and axis not in given else size for axis, size in within.items()}
     num = devices.num
     if num is None and -1 in within.values():
         num = _natural_devices(devices, within)
