@@ -72,7 +72,7 @@ def _not_read(configuration: Configuration) -> str:
     for key, position in configuration.not_read.items():
         by_source.setdefault(position.source, []).append(key)
     parts = (
-        ", ".join(keys) if len(keys) <= MOST_NAMED else f"{several(len(keys), 'other key')} of {source}"
+        ", ".join(keys) if len(keys) <= MOST_NAMED else f"{len(keys):,} other keys of {source}"
         for source, keys in by_source.items()
     )
     return ", ".join(parts)
