@@ -96,7 +96,7 @@ def rules_view(found: RulesAlone) -> View:
         columns = [Column(header="weight"), Column(header="names and axes", flexible=True)]
         cells = [[Text(weight), colors.spec(spec)] for weight, spec in found.specs.items()]
         return Group(
-            heading(" + ".join(found.configuration.sources), lines, found.chosen),
+            heading(" + ".join(found.configuration.sources), lines, found.chosen, width),
             section("weights under the rules, by their names", aligned(columns, [RowGroup(cells=cells)], width)),
             *findings_section(found.findings, width),
         )
