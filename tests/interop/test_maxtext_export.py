@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -234,3 +235,17 @@ def test_a_vocabulary_that_the_plan_pads_is_no_rule():
         "2047 vocabulary entries over tensor 4, which the plan pads or shards unevenly: MaxText ends with an error, or shards them "
         "over fewer axes (embedding.tokens and 1 more weight)"
     ]
+
+
+def test_a_file_whose_rows_lie_on_the_experts_axis_names_it(tmp_path: Path) -> None:
+    """MaxText counts rows by ``context_sharding`` where the file is no preset; 'context' is its default, and is not written."""
+    texts = {name: export_maxtext(planned(name, "deepseek3-test")).text for name in ("ep-as-cp", "ep")}
+    assert "context_sharding: expert\n" in texts["ep-as-cp"]
+    assert "context_sharding" not in texts["ep"]
+    file = tmp_path / "mine.yml"
+    file.write_text(f"scan_layers: true\n{texts['ep-as-cp']}", encoding="utf-8")
+    found = import_maxtext(MaxTextRequest(file=str(file), model="deepseek3-test"))
+    assert [each for each in found.findings if "context_sharding" in each.where] == []
+    file.write_text(file.read_text(encoding="utf-8").replace("context_sharding: expert\n", ""), encoding="utf-8")
+    found = import_maxtext(MaxTextRequest(file=str(file), model="deepseek3-test"))
+    assert [each.code for each in found.findings if "context_sharding" in each.where] == ["SW112"]

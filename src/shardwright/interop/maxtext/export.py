@@ -18,7 +18,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.interop.maxtext.policy import policy_lines
 from shardwright.interop.maxtext.reading.rules import Rule, rule
 from shardwright.interop.maxtext.reading.sizes import size_key
-from shardwright.interop.maxtext.reading.vocabulary import AXES
+from shardwright.interop.maxtext.reading.vocabulary import AXES, CONTEXT, CONTEXT_AXES
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve
 from shardwright.interop.maxtext.resolution.tensors import AnnotatedTensor, StepShape, tensors_of
 from shardwright.interop.maxtext.stages import settings_lines, unlike
@@ -97,6 +97,8 @@ def rules_text(plan: Plan, rules: Sequence[Rule], settings: Sequence[str] = ()) 
     """A file that is both a preset and a configuration: mesh, sizes, settings of a pipeline, data and rules, one line each."""
     mesh, layout = plan.mesh, plan.request.layout
     axes = ", ".join(mesh.names)
+    of_length = next((line.axes for line in rules if line.name == "activation_length"), ())
+    counted_by = of_length[0] if of_length else CONTEXT_AXES[0]
     lines = [
         f"# Layout '{layout.name}' for {plan.request.table.name}, written by shardwright. A name may have several rules:",
         "# where an axis of the first is taken in a tensor, the next one applies. Their order matters.",
@@ -104,6 +106,7 @@ def rules_text(plan: Plan, rules: Sequence[Rule], settings: Sequence[str] = ()) 
         f"data_sharding: [[{axes}]]",
         *(f"{size_key('ici', axis.name)}: {axis.size}" for axis in mesh.axes),
         *settings,
+        *([f"{CONTEXT}: {counted_by}"] if counted_by != CONTEXT_AXES[0] and counted_by in CONTEXT_AXES else []),
         "logical_axis_rules:",
         *(f"  - {line}" for line in rules),
     ]
