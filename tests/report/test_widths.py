@@ -111,6 +111,7 @@ COMMANDS = (
     " ".join(LOCKING),
     "check",
     "import maxtext rules.yml --model mixtral-test",
+    "import maxtext rules.yml decoder_block=qwen3 steps=100",
     "import torchtitan titan.toml",
     "import huggingface config.json",
     "ckpt show run",
@@ -159,7 +160,7 @@ def test_each_command_prints_every_value_whole(here: Path, monkeypatch: pytest.M
     kinds = {getattr(view, "__qualname__", "").partition(".")[0] for _, view in views} | {"compile_view"}
     assert functions_that_draw() <= kinds
     # The layout of an import is a layout file at any width.
-    (printed,) = (drawn(view, WIDTHS[0]) for doing, view in views if doing.startswith("import maxtext"))
+    (printed,) = (drawn(view, WIDTHS[0]) for doing, view in views if doing.startswith("import maxtext rules.yml --model"))
     declared = textwrap.dedent(printed.partition("\nin roles\n")[2].partition("\n\n")[0])
     (here / "pasted.yaml").write_text(declared, encoding="utf-8")
     assert load_layout("pasted.yaml").name == "rules"
