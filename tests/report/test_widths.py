@@ -160,7 +160,9 @@ def test_each_command_prints_every_value_whole(here: Path, monkeypatch: pytest.M
     kinds = {getattr(view, "__qualname__", "").partition(".")[0] for _, view in views} | {"compile_view"}
     assert functions_that_draw() <= kinds
     # The layout of an import is a layout file at any width.
-    (printed,) = (drawn(view, WIDTHS[0]) for doing, view in views if doing.startswith("import maxtext rules.yml --model"))
+    (printed,) = (
+        drawn(view, WIDTHS[0]) for doing, view in views if doing.startswith("import maxtext rules.yml --model")
+    )
     declared = textwrap.dedent(printed.partition("\nin roles\n")[2].partition("\n\n")[0])
     (here / "pasted.yaml").write_text(declared, encoding="utf-8")
     assert load_layout("pasted.yaml").name == "rules"

@@ -15,7 +15,7 @@ from shardwright.core.policies.policy import BASES
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.interop.maxtext.checks import check
 from shardwright.interop.maxtext.comparison import Comparison, compared
-from shardwright.interop.maxtext.model import Model, NoTableError, model_of
+from shardwright.interop.maxtext.model import Model, model_of
 from shardwright.interop.maxtext.planning import accumulated, devices_of_slice, request_of, slices_of, with_moves
 from shardwright.interop.maxtext.policy import policy_of
 from shardwright.interop.maxtext.reading.merging import Configuration
@@ -25,7 +25,7 @@ from shardwright.interop.maxtext.resolution.annotations import EXPERT_NAMES, Moe
 from shardwright.interop.maxtext.resolution.placement import Imported, Placed, placed_under
 from shardwright.interop.maxtext.resolution.tensors import StepShape
 from shardwright.interop.maxtext.roles import layout_of
-from shardwright.interop.maxtext.sources import MaxTextRequest, read_configuration
+from shardwright.interop.maxtext.sources import MaxTextRequest, NoTableError, read_configuration
 from shardwright.interop.maxtext.stages import PipelineSettings, settings_of
 from shardwright.interop.maxtext.without_table import RulesAlone, rules_alone
 from shardwright.interop.plan_command import plan_command

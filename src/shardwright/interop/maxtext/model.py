@@ -21,7 +21,6 @@ from typing import Any, NoReturn
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.nearest import did_you_mean, nearest
-from shardwright.core.findings.position import Position
 from shardwright.core.layout.faults import shown
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_of
@@ -40,7 +39,7 @@ from shardwright.interop.maxtext.reading.model_vocabulary import (
 )
 from shardwright.interop.maxtext.reading.reading import GIVEN, Scalar
 from shardwright.interop.maxtext.reading.vocabulary import MODELS
-from shardwright.interop.maxtext.sources import OVERRIDES, refuse_conflict
+from shardwright.interop.maxtext.sources import OVERRIDES, refuse_conflict, refuse_weights
 from shardwright.models import FAMILIES, build, names
 from shardwright.models.deepseek3.sizes import DeepSeek3Config
 from shardwright.models.llama3.sizes import Llama3Config
@@ -49,14 +48,6 @@ from shardwright.models.overrides import overridden
 from shardwright.models.parts.size import Natural, Size
 
 MODEL_OPTION = "--model NAME"
-
-
-class NoTableError(InputError):
-    """A decoder, or an option of one, that no table of ours has. ``reason``: the message without its place."""
-
-    def __init__(self, place: str, position: Position | None, reason: str) -> None:
-        super().__init__(f"{place}: {reason}")
-        self.position, self.reason = position, reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +166,7 @@ def _by_name(configuration: Configuration, name: str, block: str, settings: Mapp
     """A model given only by name: MaxText has its dimensions in a file of that name."""
     replaced = _is_given(configuration, "decoder_block") and configuration.value_of("decoder_block") in DECODERS
     if block in OTHER_DECODERS and not replaced:
-        _refuse_weights(configuration, "model_name", _not_ours(name, block))
+        refuse_weights(configuration, "model_name", _not_ours(name, block))
     if name not in MODELS:
         _refuse(
             configuration,
@@ -267,23 +258,23 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
         if block not in OTHER_DECODERS:
             known = [*DECODERS, *OTHER_DECODERS]
             _refuse(configuration, "decoder_block", f"MaxText has no decoder '{block}'. {did_you_mean(block, known)}")
-        _refuse_weights(configuration, "decoder_block", _not_ours(name, block))
+        refuse_weights(configuration, "decoder_block", _not_ours(name, block))
     family = DECODERS[block]
     for key, (_, plain, what) in PLAIN.items():
         value = configuration.value_of(key)
         if value is not None and value != plain and not (key == "trainable_position_size" and int(value) <= 0):
-            _refuse_weights(
+            refuse_weights(
                 configuration, key, f"{name}: '{key}' is {shown(value)}: {what}, which no table of ours has."
             )
     for key, what in EXPERTS_ONLY.items():
         own = family == "llama3" or (family == "deepseek3" and key == "routed_bias")
         if configuration.value_of(key) is True and not own:
-            _refuse_weights(configuration, key, f"{name}: '{key}' is true: {what}, which no {family} of ours has.")
+            refuse_weights(configuration, key, f"{name}: '{key}' is true: {what}, which no {family} of ours has.")
     latent = configuration.value_of("attention_type") == "mla"
     if latent != (family == "deepseek3"):
         kind = shown(_choice(configuration, "attention_type"))
         needed = "'mla'" if family == "deepseek3" else "another than 'mla'"
-        _refuse_weights(
+        refuse_weights(
             configuration,
             "attention_type",
             f"{name}: 'attention_type' is {kind}, where decoder '{block}' of ours has {needed}.",
@@ -304,7 +295,7 @@ def _size(configuration: Configuration, name: str) -> Size[Any]:
             "layers have experts and the two differ. Give both the same.",
         )
     if family != "llama3" and _choice(configuration, "logits_via_embedding"):
-        _refuse_weights(
+        refuse_weights(
             configuration,
             "logits_via_embedding",
             f"{name}: 'logits_via_embedding' is true, and {family} has a separate output head.",
@@ -389,13 +380,6 @@ def _choice(configuration: Configuration, key: str) -> str | int | float | bool:
 def _refuse(configuration: Configuration, key: str, message: str) -> NoReturn:
     scalar = configuration.settings.get(key)
     raise InputError(f"{configuration.subject if scalar is None else scalar.position}: {message}")
-
-
-def _refuse_weights(configuration: Configuration, key: str, message: str) -> NoReturn:
-    """Refuse a model whose weights no table of ours has; its rules can still be read."""
-    scalar = configuration.settings.get(key)
-    position = None if scalar is None else scalar.position
-    raise NoTableError(str(position or configuration.subject), position, message)
 
 
 def _natural(configuration: Configuration, config: Any) -> Natural:

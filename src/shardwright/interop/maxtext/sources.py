@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.findings.position import Position
 from shardwright.interop.maxtext.reading.merging import Configuration, extended, merged
 from shardwright.interop.maxtext.reading.model_files import is_deliberate
 from shardwright.interop.maxtext.reading.model_vocabulary import MODEL_KEYS
@@ -181,6 +182,21 @@ def refuse_conflict(key: str, found: str) -> NoReturn:
         f"--given {key}: {found}: MaxText refuses both. Add {OVERRIDES}=true, with which the command line wins, or "
         "take it out."
     )
+
+
+class NoTableError(InputError):
+    """A decoder, or an option of one, that no table of ours has. ``reason``: the message without its place."""
+
+    def __init__(self, place: str, position: Position | None, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.position, self.reason = position, reason
+
+
+def refuse_weights(configuration: Configuration, key: str, message: str) -> NoReturn:
+    """Refuse a model whose weights no table of ours has; its rules can still be read."""
+    scalar = configuration.settings.get(key)
+    position = None if scalar is None else scalar.position
+    raise NoTableError(str(position or configuration.subject), position, message)
 
 
 def _with_its_base(file: RuleFile, request: MaxTextRequest, below: tuple[Path, ...] = ()) -> RuleFile:

@@ -9,14 +9,13 @@ from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import DimSpec
 from shardwright.interop.maxtext.checks.keys import changed_steps, unknown_keys
-from shardwright.interop.maxtext.model import NoTableError
 from shardwright.interop.maxtext.planning import devices_of_slice, slices_of
 from shardwright.interop.maxtext.reading.merging import Configuration
 from shardwright.interop.maxtext.reading.sizes import Devices, sized
 from shardwright.interop.maxtext.resolution.annotations import WEIGHTS
 from shardwright.interop.maxtext.resolution.flax_resolution import resolve
 from shardwright.interop.maxtext.resolution.placement import larger
-from shardwright.interop.maxtext.sources import MaxTextRequest
+from shardwright.interop.maxtext.sources import MaxTextRequest, NoTableError
 
 LATENT = ("q_down", "q_norm", "q_up", "kv_down", "kv_norm", "kv_up")
 OF_EXPERTS = ("shared", "router", "moe")
