@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+import torch.distributed as dist
 
 from tests.engine_torch.meeting import in_group
 from tests.engine_torch.ranks import Ranks
@@ -33,3 +34,11 @@ def one(eight: Ranks) -> Ranks:
 @pytest.fixture(scope="session")
 def run_alone(one: Ranks) -> RunAlone:
     return cache(lambda alone: trained(one, alone))
+
+
+@pytest.fixture
+def single_rank() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("fake", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
@@ -87,13 +86,6 @@ def test_a_tied_scalar_has_one_value_under_both_names(tmp_path: Path, single_ran
     assert tied == one
     with pytest.raises(CheckpointException, match="'a' and 'b' have other values, and are one tensor"):
         dcp_load({"a": tied, "b": tied}, storage_reader=StorageReader(tmp_path, 2), planner=LoadPlanner())
-
-
-@pytest.fixture
-def single_rank() -> Any:
-    dist.init_process_group("fake", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ REFUSING = {
     "engine_torch/own_program/shards.py": "a user's own module",
     "engine_torch/own_program/naming.py": "a user's own module",
     "engine_torch/own_program/moments.py": "a user's own module",
+    "engine_torch/own_program/holding.py": "a user's own module",
     "engine_torch/own_program/store.py": "a user's own module",
     "engine_torch/modules/parts/arguments.py": "a user's own program",
     "engine_torch/modules/attention.py": "a user's own program",

@@ -6,7 +6,7 @@ sharded; everything else is a value. So the groups and the order of parameters m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from shardwright.checkpoint import CheckpointError, TensorInfo
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.dtypes import torch_dtype
+from shardwright.engine_torch.own_program.holding import Optimizers, optimizers_in
 from shardwright.engine_torch.own_program.naming import Named
 from shardwright.engine_torch.own_program.shards import Shards, shards_of
 from shardwright.runs.own_program.values import Reference, Scalar, encoded, with_keys
@@ -45,33 +46,35 @@ def named(key: str, parameter: str) -> str:
     return f"{OPTIMIZER}{key}/{parameter}"
 
 
-def moments_of(optimizer: torch.optim.Optimizer, module: Named) -> Moments:
-    """The state of an optimizer. Raises InputError for a parameter that is not the module's, CheckpointError for state that is
-    neither a value nor a tensor of the parameter's shape."""
+def moments_of(optimizer: Optimizers, module: Named) -> Moments:
+    """The state of an optimizer, or of several. Raises InputError for a parameter that is not the module's and for what is kept
+    elsewhere than in their ``state``, CheckpointError for state that is neither a value nor a tensor of the parameter's shape."""
     tensors: list[Shards] = []
     state: dict[str, Any] = {}
     groups: dict[str, Any] = {}
-    for group in optimizer.param_groups:
+    optimizers = optimizers_in(optimizer)
+    for member, group in _groups(optimizers):
         names = [_name(one, module) for one in group["params"]]
         options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
         if names:
             groups[names[0]] = {
                 "names": names,
+                "type": type(member).__name__,
                 "options": with_keys(
                     {key: encoded(_scalar(value), f"{OPTIONS} '{key}'") for key, value in options.items()}
                 ),
             }
         for parameter, name in zip(group["params"], names, strict=True):
-            kept = optimizer.state.get(parameter, {})
+            kept = member.state.get(parameter, {})
             if kept:
                 found = {key: _saved(named(key, name), value, parameter, tensors) for key, value in kept.items()}
                 state[name] = with_keys(found)
-    values = {"type": type(optimizer).__name__, "groups": with_keys(groups), "state": with_keys(state)}
+    values = {"type": _types(optimizers), "groups": with_keys(groups), "state": with_keys(state)}
     return Moments(tensors=tuple(tensors), values=values)
 
 
 def new_moments(
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     module: Named,
     values: Mapping[str, Any],
     infos: Mapping[str, TensorInfo],
@@ -86,16 +89,18 @@ def new_moments(
     optimizer, CheckpointError for a parameter that the checkpoint has no state of.
     """
     # A folder of another program that was imported does not say which optimizer it is.
-    if values["type"] is not None and values["type"] != type(optimizer).__name__:
+    optimizers = optimizers_in(optimizer)
+    if values["type"] is not None and values["type"] != _types(optimizers):
         raise InputError(
-            f"the checkpoint has the state of {values['type']}, and this optimizer is {type(optimizer).__name__}. Load the "
+            f"the checkpoint has the state of {values['type']}, and this optimizer is {_types(optimizers)}. Load the "
             f"module only, without an optimizer."
         )
     tensors: list[Shards] = []
-    states: dict[torch.Tensor, dict[str, Any]] = {}
+    states: list[tuple[torch.optim.Optimizer, torch.Tensor, dict[str, Any]]] = []
     options: list[tuple[dict[str, Any], Mapping[str, Any]]] = []
-    known = {name for one in values["groups"].values() for name in one["names"]}
-    for group in optimizer.param_groups:
+    # A checkpoint that was saved before several optimizers could be has one type for all.
+    known = {name: one.get("type") for one in values["groups"].values() for name in one["names"]}
+    for member, group in _groups(optimizers):
         names = [_name(one, module) for one in group["params"]]
         for parameter, name in zip(group["params"], names, strict=True):
             if not _is_wanted(name, values, wanted, partial=partial):
@@ -106,16 +111,22 @@ def new_moments(
                     f"has, and the others get theirs.",
                     code="SW504",
                 )
+            if known[name] not in (None, type(member).__name__):
+                raise InputError(
+                    f"the checkpoint has the state of '{name}' from {known[name]}, and here {type(member).__name__} has it. Give each "
+                    f"parameter the optimizer that it had, or load the module only."
+                )
             kept = values["state"].get(name, {})
-            states[parameter] = {key: _loaded(value, parameter, group, infos, tensors) for key, value in kept.items()}
+            found = {key: _loaded(value, parameter, group, infos, tensors) for key, value in kept.items()}
+            states.append((member, parameter, found))
         if wanted(OPTIONS) and names:
             options.append((group, _options(names, values["groups"], group)))
 
     def take() -> None:
-        for parameter, kept in states.items():
-            optimizer.state.pop(parameter, None)
+        for member, parameter, kept in states:
+            member.state.pop(parameter, None)
             if kept:
-                optimizer.state[parameter] = kept
+                member.state[parameter] = kept
         for group, found in options:
             group.update(found)
 
@@ -125,6 +136,15 @@ def new_moments(
 def names_in(values: Mapping[str, Any]) -> list[str]:
     """Everything of an optimizer's state that a pattern may match."""
     return [named(key, name) for name, kept in values["state"].items() for key in kept] + [OPTIONS]
+
+
+def _groups(optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[torch.optim.Optimizer, dict[str, Any]]]:
+    return [(one, group) for one in optimizers for group in one.param_groups]
+
+
+def _types(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    """The types of the optimizers: of several of one type, as of one."""
+    return ", ".join(sorted({type(one).__name__ for one in optimizers}))
 
 
 def _is_wanted(name: str, values: Mapping[str, Any], wanted: Callable[[str], bool], *, partial: bool) -> bool:

@@ -18,6 +18,7 @@ from shardwright.core.boxes.held import Reading
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.patterns import chosen
 from shardwright.engine_torch.io.exchange import RankCarrier, device_of
+from shardwright.engine_torch.own_program.holding import Optimizers
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
 from shardwright.engine_torch.own_program.recipes import RECIPE, other_recipe, shown
@@ -76,7 +77,7 @@ class _Job:
 def save(
     folder: Place | str,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     *,
     step: int,
     averages: Averages | None = None,
@@ -128,7 +129,7 @@ class Saver(BackgroundSaves):
     def save(
         self,
         module: nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers | None = None,
         *,
         step: int,
         averages: Averages | None = None,
@@ -150,7 +151,7 @@ class Saver(BackgroundSaves):
 
 def state_of(
     module: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizers | None,
     averages: Averages | None,
     values: Mapping[str, Any] | None,
     members: Members,
@@ -194,7 +195,7 @@ def state_of(
 def load(
     folder: Place | str,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers | None = None,
     *,
     step: int | None = None,
     averages: Averages | None = None,
@@ -254,7 +255,7 @@ def _values_of(checkpoint: Checkpoint) -> Mapping[str, Any]:
 def _compared(
     checkpoint: Checkpoint,
     module: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizer: Optimizers | None,
     averages: Averages | None,
     only: Sequence[str] | None,
     *,

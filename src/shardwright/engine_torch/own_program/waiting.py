@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import weakref
 
-import torch
-
+from shardwright.engine_torch.own_program.holding import Optimizers, optimizers_in
 from shardwright.runs.background import Saver
 
 
 class BeforeSteps:
-    """While this object exists, each step of an optimizer first waits until the state that ``saver`` saves is copied."""
+    """While this object exists, each step of an optimizer, or of each of several, first waits until the state that ``saver`` saves is
+    copied."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, saver: Saver) -> None:
-        self._optimizer, saves = weakref.ref(optimizer), weakref.ref(saver)
+    def __init__(self, optimizer: Optimizers, saver: Saver) -> None:
+        optimizers, saves = optimizers_in(optimizer), weakref.ref(saver)
+        self._optimizers = tuple(map(weakref.ref, optimizers))
 
         def wait(*_: object) -> None:
             if (one := saves()) is not None:
                 one.wait_copied()
 
-        weakref.finalize(self, optimizer.register_step_pre_hook(wait).remove)
+        for one in optimizers:
+            weakref.finalize(self, one.register_step_pre_hook(wait).remove)
 
-    def of(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self._optimizer() is optimizer
+    def of(self, optimizer: Optimizers) -> bool:
+        """Whether these are the optimizers, also where a list of them is another one."""
+        optimizers = optimizers_in(optimizer)
+        return len(optimizers) == len(self._optimizers) and all(
+            held() is one for held, one in zip(self._optimizers, optimizers, strict=True)
+        )
