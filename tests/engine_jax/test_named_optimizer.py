@@ -101,6 +101,7 @@ def test_state_that_is_not_zero_before_the_first_step() -> None:
             "it cannot be made of these constants, or needs more than gradients and",
         ),
         ("lbfgs", {}, "--optimizer optax:lbfgs"),
+        ("rprop", {}, "its state begins with the learning rate, which the schedule of a run changes in each step."),
     ],
 )
 def test_what_is_refused(name: str, settings: dict[str, str], message: str) -> None:

@@ -254,8 +254,8 @@ def test_what_is_kept() -> None:
         (
             "muon",
             {},
-            "--optimizer: 'muon' is not run: it multiplies the entire matrix of a weight with itself, and layers are stacked or sharded here: "
-            "optax would take it for embedding and logits alone and Adam for all layers, torch.optim takes no weight of another number of "
+            "--optimizer: 'muon' is not run: it multiplies the entire matrix of a weight with itself: optax takes it for weights of two dims, so for "
+            "embedding and logits too, and Adam for those of attention, which have three, torch.optim takes no weight of another number of "
             "dims. Give one that both engines have: adadelta, adagrad, adamax, adamw, lion, rmsprop, sgd.",
         ),
         ("lion", {"beta": "0.5"}, "--optimizer-set: 'lion' has no constant 'beta'. Known: b1, b2."),

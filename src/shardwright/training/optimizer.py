@@ -129,3 +129,8 @@ def frozen_names(plan: Plan) -> frozenset[str]:
 def decayed_names(plan: Plan) -> frozenset[str]:
     """The weights with weight decay: matrices have it, scales and biases do not."""
     return frozenset(weight.name for weight in plan.request.table.weights if len(weight.shape) > 1)
+
+
+def stacked_names(plan: Plan) -> frozenset[str]:
+    """The trained weights whose dim 0 is the layers of a stack, where an engine keeps them so."""
+    return frozenset(weight.name for weight in plan.request.table.weights if weight.stack and not weight.frozen)

@@ -157,8 +157,8 @@ other formulas in each: they go by ``optax:`` and ``torch:``."""
 
 
 NOT_HERE: Mapping[str, str] = {
-    "muon": "it multiplies the entire matrix of a weight with itself, and layers are stacked or sharded here: optax would take it for embedding and "
-    "logits alone and Adam for all layers, torch.optim takes no weight of another number of dims",
+    "muon": "it multiplies the entire matrix of a weight with itself: optax takes it for weights of two dims, so for embedding and logits too, and "
+    "Adam for those of attention, which have three, torch.optim takes no weight of another number of dims",
     "adafactor": "what it keeps has the shape of a row and of a column of a weight, and state is sharded, saved and resharded as its weight is",
 }
 """Optimizers that libraries have, and under which a layout would change numbers, or has no boxes for the state."""

@@ -168,7 +168,7 @@ def _optimizer(options: PlanOptions, table: ModelTable) -> Optimizer:
     with needing_extra(engine, f"an optimizer of {library}"):
         described = import_module(f"shardwright.engine_{engine}.training.named_optimizer").described
     shapes = {w.name: (w.num, *w.shape) if w.stack else w.shape for w in table.weights if not w.frozen}
-    return described(name, given, shapes)
+    return described(name, given, shapes, [w.name for w in table.weights if w.stack and w.name in shapes])
 
 
 def _share(option: str, value: float | None) -> float | None:

@@ -39,11 +39,12 @@ def apply_gradients(
     *,
     optimizer: Optimizer = ADAMW,
     average: float | None = None,
+    stacked: Collection[str] = (),
 ) -> tuple[State[jax.Array], jax.Array]:
     """The state after one step, with its buffers unchanged, and the global norm of the gradients before clipping.
 
     What is kept for a weight, and the weight, keep their own dtypes. Where a weight is kept in a wider dtype too, that is updated. Weights named in ``decayed`` also decay by the learning
-    rate times the weight decay. ``average``: how much of the average of the weights a step leaves.
+    rate times the weight decay. ``average``: how much of the average of the weights a step leaves. ``stacked``: the weights whose dim 0 is layers.
     """
     gradients = {name: g.astype(computed("clipping", g.dtype)) for name, g in gradients.items()}
     norm = optax.tree.norm(gradients)
@@ -60,7 +61,7 @@ def apply_gradients(
     wide_weights = {name: w.astype(computed("update", w.dtype)) for name, w in master.items()}
     shared = state.shared
     if is_own(optimizer):
-        changes, after, shared = changed(optimizer, gradients, state.kept, shared, wide_weights, rate)
+        changes, after, shared = changed(optimizer, gradients, state.kept, shared, wide_weights, rate, stacked)
         wide_weights = {name: w + (changes[name] - rate * decays[name] * w) for name, w in wide_weights.items()}
     else:
         updates, after = _updates(optimizer, gradients, wide, state.step, count)

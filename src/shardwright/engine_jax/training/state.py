@@ -24,7 +24,7 @@ from shardwright.engine_jax.lowering.shardings import named_sharding, weight_sha
 from shardwright.engine_jax.lowering.updates import gathered_parts
 from shardwright.engine_jax.training.named_optimizer import initial
 from shardwright.init import box_values
-from shardwright.training.optimizer import FIRST, SECOND, frozen_names, kept_tensors
+from shardwright.training.optimizer import FIRST, SECOND, frozen_names, kept_tensors, stacked_names
 from shardwright.training.optimizers import OPTIMIZER, is_own
 
 Leaf = TypeVar("Leaf")
@@ -205,7 +205,7 @@ def _initial(
     everywhere = NamedSharding(mesh, PartitionSpec())
 
     def made(weights: Mapping[str, jax.Array]) -> tuple[Mapping[str, jax.Array], Mapping[str, jax.Array]]:
-        kept, shared = initial(optimizer, weights)
+        kept, shared = initial(optimizer, weights, stacked_names(plan))
         return {prefix + name: array for prefix, arrays in kept.items() for name, array in arrays.items()}, shared
 
     return jax.jit(made, out_shardings=(places, dict.fromkeys(optimizer.shared, everywhere)))(weights)

@@ -38,7 +38,7 @@ from shardwright.engine_jax.stages.loop import sums_of_stages
 from shardwright.engine_jax.training.optimizer import apply_gradients
 from shardwright.engine_jax.training.state import Leaf, State, abstract_state, rounded
 from shardwright.models.parts.ends import BATCH_FIELDS
-from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names
+from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names, stacked_names
 
 Arrays = Mapping[str, jax.Array]
 
@@ -237,7 +237,13 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0)
         narrow = rounded(plan, state.kept.get(MASTER.prefix, {}))
         parts = state._replace(weights={**own_parts(plan, mesh, state.weights), **narrow})
         after, norm = apply_gradients(
-            parts, gradients.by_weight, options, decayed, optimizer=plan.request.optimizer, average=plan.request.average
+            parts,
+            gradients.by_weight,
+            options,
+            decayed,
+            optimizer=plan.request.optimizer,
+            average=plan.request.average,
+            stacked=stacked_names(plan),
         )
         whole = gathered_parts(plan, mesh, after.weights)
         at_rest = codes_of({name: whole[name] for name in narrow})

@@ -8,7 +8,7 @@ A rank has shards only, one for each layer. So each element must be computed by 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,11 @@ SIZES = (2, 3, 5, 7, 11)
 STEPS = 3
 
 
-def described(name: str, settings: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]]) -> Optimizer:
-    """The optimizer ``torch:name`` with its state. ``shapes``: of the trained weights, layers stacked.
+def described(
+    name: str, settings: Mapping[str, str], shapes: Mapping[str, tuple[int, ...]], stacked: Collection[str] = ()
+) -> Optimizer:
+    """The optimizer ``torch:name`` with its state. ``shapes``: of the trained weights; those in ``stacked`` have layers as dim 0, of
+    which the optimizer gets one at a time.
 
     Raises InputError for a name or a constant that PyTorch has not, for state that is neither a scalar nor of a weight's
     shape, and for an update that is not computed element by element.
@@ -38,7 +41,7 @@ def described(name: str, settings: Mapping[str, str], shapes: Mapping[str, tuple
     parameters = inspect.signature(made).parameters
     constants = constants_of(f"torch:{name}", settings, parameters, given=SET_HERE)
     optimizer = Optimizer(name=f"torch:{name}", constants=constants)
-    numbers_of_dims = sorted({min(len(shape), len(SIZES)) for shape in shapes.values()} | {2})
+    numbers_of_dims = sorted({min(len(shape) - (key in stacked), len(SIZES)) for key, shape in shapes.items()} | {2})
     try:
         states = [_tried(optimizer, [_drawn(SIZES[:dims])])[1][0] for dims in numbers_of_dims]
         full, _ = _tried(optimizer, [_drawn((4, 6))])
