@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+from typing import Any
+
 import pytest
 
 from shardwright import InputError, Mesh, NotationError, Request, activation_spec, load_layout, make_plan, table_of
+from shardwright.core.findings.finding import Finding
 
 SHAPES = {
     "h/0/q": ((64, 4, 16), "float32"),
@@ -253,3 +258,67 @@ def test_an_impossible_request_is_refused(options, message) -> None:
     with pytest.raises(InputError) as caught:
         Request(**{**given, **options})
     assert str(caught.value) == message
+
+
+FUSED = {
+    **{f"blocks.{n}.attention.in_proj_weight": ((192, 64), "float32") for n in range(3)},
+    **{f"blocks.{n}.attention.in_proj_bias": ((192,), "float32") for n in range(3)},
+    **{f"blocks.{n}.attention.out_proj.weight": ((64, 64), "float32") for n in range(3)},
+}
+NAMES_OF_FUSED = {
+    "*in_proj_weight": "attention: heads embed",
+    "*in_proj_bias": "attention: heads",
+    "*out_proj.weight": "attention: embed heads",
+}
+
+
+def found_in(shapes: dict[str, Any], names: dict[str, str], layout: str, engine: Any, **options: Any) -> list[Finding]:
+    table = table_of(shapes, names, **options)
+    sizes = {"tensor": 2} if layout == "tp" else {"fsdp": 2}
+    request = Request(layout=load_layout(layout), table=table, mesh_sizes=sizes, batch=8, length=16, engine=engine)
+    return [one for one in make_plan(request).findings if "several matrices" in one.found]
+
+
+def test_several_matrices_in_one_dim_are_not_sharded_as_one() -> None:
+    [error] = found_in(FUSED, NAMES_OF_FUSED, "tp", "torch", units={"heads": 16})
+    assert error.severity == "error"
+    assert error.text() == (
+        "error SW107: The axes of a dim divide it, in whole units: heads, KV heads, experts.\n"
+        "  where  dim 0 ('heads') of blocks.0.attention.in_proj_weight\n"
+        "         heads/tensor embed\n"
+        "         ^^^^^^^^^^^^\n"
+        "  found  192 along 'heads', and 64 in blocks.0.attention.out_proj.weight beside it: several matrices in one dim, as q, k and v. "
+        "Over tensor 2 a device has 96 in a row, of the first matrix before the second; blocks.0.attention.in_proj_weight and 2 more "
+        "weights\n"
+        "  needed its part of each matrix on each device: each as a weight of its own, or a dim of its own for them, as 'attention: "
+        "_matrices heads embed'\n"
+        "  fix    --mesh tensor=1,data=2\n"
+        "  cost   other numbers, or an error in the forward pass"
+    )
+    assert not found_in(FUSED, NAMES_OF_FUSED, "fsdp", "torch", units={"heads": 16})
+    [warning] = found_in(FUSED, NAMES_OF_FUSED, "tp", "jax", units={"heads": 16})
+    assert warning.severity == "warning"
+
+
+def test_drawn_modules_with_and_without_fused_matrices() -> None:
+    """Towers of other widths stand side by side: only a weight whose own module has a shorter dim is fused."""
+    draw = random.Random(35)
+    for _ in range(40):
+        shapes: dict[str, Any] = {}
+        fused, separator = set(), draw.choice("./")
+        for tower in draw.sample(["text", "vision", "audio", "depth"], draw.randint(1, 3)):
+            width, heads = draw.choice([32, 64, 96]), draw.choice([2, 4, 8]) * 16
+            for block in range(draw.randint(1, 2)):
+                inside = draw.choice([["blocks", str(block)], [f"layer{block}"]])
+                prefix = separator.join([tower, *inside, "attention", ""])
+                shapes[f"{prefix}out{separator}weight"] = ((width, heads), "float32")
+                if draw.random() < 0.5:
+                    key = prefix + draw.choice([f"qkv{separator}weight", "in_weight"])
+                    shapes[key] = ((heads + draw.choice([32, 2 * heads]), width), "float32")
+                    fused.add(key)
+                else:
+                    shapes.update({f"{prefix}{one}{separator}weight": ((heads, width), "float32") for one in "qkv"})
+        names = {key: "attention: embed heads" if "out" in key else "attention: heads embed" for key in shapes}
+        found = {re.split(" ", one.where)[-1] for one in found_in(shapes, names, "tp", draw.choice(["jax", "torch"]))}
+        assert found <= fused
+        assert bool(found) == bool(fused)

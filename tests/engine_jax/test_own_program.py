@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+import optax.contrib
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from shardwright import FindingsError, InputError, Request, load_layout, make_plan, table_of
 from shardwright.core.boxes.boxes import owned_boxes
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax import device_mesh, named_shardings, shapes_of
+from shardwright.engine_jax import device_mesh, named_shardings, shapes_of, state_shardings
 
 pytestmark = pytest.mark.devices
 
@@ -140,3 +146,93 @@ def test_a_plan_of_another_engine_or_mesh() -> None:
     assert str(caught.value) == (
         "the mesh is data 2 x fsdp 4, and the plan is for data 1 x fsdp 8. Make it from the plan: device_mesh(plan.mesh)."
     )
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "adam": optax.adam,
+    "lamb": optax.lamb,
+    "adafactor": lambda rate: optax.adafactor(rate, min_dim_size_to_factor=8),
+    "novograd": optax.novograd,
+    "sm3": optax.sm3,
+    "schedule-free": optax.contrib.schedule_free_adamw,
+    "accumulated": lambda rate: optax.MultiSteps(optax.adam(rate), 2).gradient_transformation(),
+    "clipped, with a mask": lambda rate: optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.masked(optax.adamw(rate), lambda tree: jax.tree.map(lambda w: w.ndim > 2, tree)),
+    ),
+    "of parts": lambda rate: optax.partition(
+        {"matrix": optax.adam(rate), "other": optax.lion(rate)},
+        lambda tree: {**jax.tree.map(lambda _: "matrix", tree), "table": "other"},
+    ),
+    "ademamix": optax.contrib.ademamix,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_what_an_optimizer_keeps_of_a_weight_has_its_sharding(name: str) -> None:
+    """And a step on the mesh gives the numbers of one device."""
+    layout = random.Random(name).choice(["hsdp", "fsdp-tp", "ep-as-cp"])
+    plan = planned(layout)
+    mesh = device_mesh(plan.mesh)
+    draw = np.random.default_rng(5)
+    weights = jax.tree.map(lambda one: draw.normal(size=one.shape).astype(np.float32), TREE)
+    optimizer = OPTIMIZERS[name](0.1)
+    alone = optimizer.init(weights)
+    of_weights, of_state = named_shardings(plan, mesh, weights), state_shardings(plan, mesh, alone)
+    assert jax.tree.structure(of_state) == jax.tree.structure(alone)
+    by_name = dict(zip(shapes_of(TREE), jax.tree.leaves(of_weights), strict=True))
+    kept = 0
+    for (path, leaf), found in zip(jax.tree_util.tree_leaves_with_path(alone), jax.tree.leaves(of_state), strict=True):
+        text = jax.tree_util.keystr(path, simple=True, separator="/")
+        owner = next(
+            (key for key, (shape, _) in shapes_of(TREE).items() if text.endswith(key) and shape == leaf.shape), None
+        )
+        kept += owner is not None
+        assert found == (by_name[owner] if owner else NamedSharding(mesh, PartitionSpec()))
+    assert kept >= (0 if name == "adafactor" else 1)
+
+    def step(weights, state):
+        changes, state = optimizer.update(jax.tree.map(jnp.sin, weights), state, weights)
+        return optax.apply_updates(weights, changes), state
+
+    on_mesh = jax.jit(step, in_shardings=(of_weights, of_state), out_shardings=(of_weights, of_state))
+    placed, state = jax.device_put(weights, of_weights), jax.device_put(alone, of_state)
+    for _ in range(2):
+        placed, state = on_mesh(placed, state)
+        weights, alone = jax.jit(step)(weights, alone)
+    for one, same in zip(jax.tree.leaves((placed, state)), jax.tree.leaves((weights, alone)), strict=True):
+        np.testing.assert_allclose(one, same, rtol=1e-4, atol=1e-5)
+
+
+def test_a_large_leaf_of_no_weight_is_refused() -> None:
+    plan = planned("fsdp")
+    state = {"0": {"momentum": np.zeros(4096, np.float32)}, "count": np.int32(0)}
+    with pytest.raises(InputError) as caught:
+        state_shardings(plan, device_mesh(plan.mesh), state)
+    assert str(caught.value) == (
+        "'0/momentum' has shape (4096,), and no weight's path is a part of its own: how it is to be sharded cannot be known. Make the "
+        "state from the tree of weights that was planned, or give this leaf a sharding of your own."
+    )
+
+
+@pytest.mark.parametrize(
+    ("leaf", "text"),
+    [
+        (jax.nn.gelu, "'act' is the function 'gelu'"),
+        (0.5, "'act' is the value 0.5"),
+        (jax.random.key(0), "'act' is a key of a random generator"),
+    ],
+    ids=["function", "number", "key"],
+)
+def test_leaves_that_are_no_weights(leaf: Any, text: str) -> None:
+    advice = (
+        ", and 1 more such leaves: only arrays are sharded by a plan. Give the tree of the weights alone, as eqx.filter(model, "
+        "eqx.is_inexact_array) of equinox and nnx.state(model, nnx.Param) of flax."
+    )
+    with pytest.raises(InputError) as caught:
+        shapes_of({**TREE, "act": leaf, "last": leaf})
+    assert str(caught.value) == text + advice
+    plan = planned("fsdp")
+    with pytest.raises(InputError) as caught:
+        named_shardings(plan, device_mesh(plan.mesh), {**TREE, "act": leaf, "last": leaf})
+    assert str(caught.value) == text + advice

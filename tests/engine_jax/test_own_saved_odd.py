@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from shardwright.checkpoint import CheckpointError, verify
 from shardwright.engine_jax import load, save
@@ -53,7 +53,8 @@ def test_64_bits_are_never_made_32_silently(tmp_path: Path, dtype: str, becomes:
         load(tmp_path, {"n": jax.ShapeDtypeStruct((2,), saved.dtype)})
     assert load(tmp_path, {"n": saved}).tree["n"].tolist() == saved.tolist()
     with jax.enable_x64(True):
-        assert load(tmp_path, {"n": jax.ShapeDtypeStruct((2,), saved.dtype)}).tree["n"].tolist() == saved.tolist()
+        like = jax.ShapeDtypeStruct((2,), saved.dtype, sharding=SingleDeviceSharding(jax.devices()[0]))
+        assert load(tmp_path, {"n": like}).tree["n"].tolist() == saved.tolist()
 
 
 def test_keys_on_a_mesh_of_one_device_have_the_sharding_that_was_asked_for(tmp_path: Path) -> None:

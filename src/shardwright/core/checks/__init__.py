@@ -6,6 +6,7 @@ replicas.py       SW101: replicated weights and activations
 two_dims.py       SW102: one axis on two dims
 idle.py           SW103: an axis that shards nothing
 units.py          SW104, SW107: dims that their axes do not divide
+fused.py          SW107: several matrices in one dim
 choices.py        SW105: what `auto` chose
 rows.py           SW108: rows and tokens over their axes
 loss.py           SW125: chunks of the loss
@@ -39,6 +40,7 @@ from shardwright.core.checks.balance import balance
 from shardwright.core.checks.choices import choices
 from shardwright.core.checks.engines import not_run
 from shardwright.core.checks.expert_buffer import expert_buffer
+from shardwright.core.checks.fused import fused_matrices
 from shardwright.core.checks.gathered import kept_for_nothing
 from shardwright.core.checks.hops import hops_without_effect
 from shardwright.core.checks.idle import idle_axes
@@ -74,6 +76,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     choices,
     expert_buffer,
     split_units,
+    fused_matrices,
     rows_and_tokens,
     loss_chunks,
     balance,

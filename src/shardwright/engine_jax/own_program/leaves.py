@@ -101,8 +101,19 @@ def held(tree: Any, *, lasting: bool = False) -> Held:
         elif isinstance(leaf, np.ndarray | np.generic) and not isinstance(leaf, np.ma.MaskedArray):
             tensors.append(_of_numpy(name, np.asarray(leaf)))
         else:
+            require_value(name, leaf)
             values[name] = encoded(leaf, f"'{name}'")
     return Held(tensors=tuple(tensors), values=values, keys=keys)
+
+
+def require_value(name: str, leaf: Any) -> None:
+    """Raise CheckpointError for a function, as those in the modules of equinox."""
+    if callable(leaf):
+        raise CheckpointError(
+            f"'{name}' is the function '{getattr(leaf, '__name__', type(leaf).__name__)}': a checkpoint holds arrays and values. Take the arrays "
+            f"of the tree, as eqx.partition(model, eqx.is_array) of equinox does, and put them back after a load, as eqx.combine does.",
+            code="SW504",
+        )
 
 
 def is_array(leaf: Any) -> bool:
@@ -147,7 +158,12 @@ def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
     # All at once: what several devices need is read once. Replicas have the same box.
     boxes = list(dict.fromkeys(box_of(index or (), shape) for index in indices))
     known = dict(zip(boxes, read(name, boxes), strict=True))
-    array = jax.make_array_from_callback(shape, sharding, lambda index: known[box_of(index or (), shape)])
+    if _is_free(leaf):
+        # Put nowhere by the program, so JAX may use it beside arrays of any sharding. One that is put on a device it may not.
+        [element] = known.values()
+        array = jnp.asarray(element)
+    else:
+        array = jax.make_array_from_callback(shape, sharding, lambda index: known[box_of(index or (), shape)])
     if not is_key(leaf):
         return array
     key = jax.random.wrap_key_data(array, impl=implementation)
@@ -160,7 +176,8 @@ def made(name: str, leaf: Any, read: Read, implementation: str | None) -> Any:
 
 
 def sharding_of(name: str, leaf: Any) -> Sharding:
-    """How a leaf's tensor is sharded: as ``leaf`` is, or on the first device. The words of a key are never sharded."""
+    """How a leaf's tensor is sharded: as ``leaf`` is, or on the first device, where there is no other or nothing to shard. The words of a
+    key are never sharded."""
     sharding = leaf.sharding
     if sharding is None:
         if jax.process_count() > 1:
@@ -170,6 +187,22 @@ def sharding_of(name: str, leaf: Any) -> Sharding:
         spec = (*sharding.spec, *[None] * (len(leaf.shape) - len(sharding.spec)))
         return NamedSharding(sharding.mesh, PartitionSpec(*spec, None))
     return sharding
+
+
+def _is_free(leaf: Any) -> bool:
+    """Whether a program left to JAX where a leaf is, as the count of steps in an optimizer's state."""
+    return leaf.sharding is None if isinstance(leaf, jax.ShapeDtypeStruct) else not leaf.committed
+
+
+def without_sharding(leaves: Mapping[str, Any]) -> list[str]:
+    """The arrays that should be sharded and do not say how, where there are several devices to choose from; one element may be anywhere."""
+    if jax.process_count() > 1 or jax.device_count() == 1:
+        return []
+    return [
+        name
+        for name, leaf in leaves.items()
+        if isinstance(leaf, jax.ShapeDtypeStruct) and leaf.sharding is None and leaf.shape
+    ]
 
 
 def _require_elements(name: str, array: jax.Array) -> None:

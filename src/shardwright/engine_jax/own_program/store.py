@@ -24,9 +24,11 @@ from shardwright.engine_jax.own_program.leaves import (
     is_key,
     leaves_of,
     made,
+    require_value,
     shape_and_dtype,
     shape_of_tree,
     sharding_of,
+    without_sharding,
 )
 from shardwright.engine_jax.training.state import box_of
 from shardwright.runs import Reads
@@ -159,6 +161,8 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
     leaves = leaves_of(like)
     names = chosen(leaves, only)
     arrays = {name: leaf for name, leaf in leaves.items() if name in names and is_array(leaf)}
+    for name in names - arrays.keys():
+        require_value(name, leaves[name])
     partial = only is not None
     wanted = {name: shape_and_dtype(leaf) for name, leaf in arrays.items()}
     # A name that is a value here and a tensor there is in both.
@@ -185,6 +189,14 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
                 f"for this leaf."
             )
     require_none(checkpoint, lines, cast=cast, partial=partial)
+    unplaced = without_sharding(arrays)
+    if unplaced:
+        more = f" and {len(unplaced) - 1} more have" if len(unplaced) > 1 else " has"
+        raise InputError(
+            f"'{unplaced[0]}'{more} no sharding, and there are {jax.device_count()} devices. Give each jax.ShapeDtypeStruct one: of a plan's "
+            f"weights named_shardings(plan, mesh, tree) has them, of an optimizer's state state_shardings(plan, mesh, tree), and "
+            f"jax.sharding.SingleDeviceSharding(jax.devices()[0]) is the first device."
+        )
     without = [name for name, leaf in leaves.items() if name not in names and isinstance(leaf, jax.ShapeDtypeStruct)]
     if without:
         raise InputError(
