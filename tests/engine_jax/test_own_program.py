@@ -168,7 +168,12 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+MORE = ("ademamix", "novograd", "lamb", "schedule-free", "sm3")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.matrix) if name in MORE else name for name in OPTIMIZERS]
+)
 def test_what_an_optimizer_keeps_of_a_weight_has_its_sharding(name: str) -> None:
     """And a step on the mesh gives the numbers of one device."""
     layout = random.Random(name).choice(["hsdp", "fsdp-tp", "ep-as-cp"])
