@@ -79,6 +79,27 @@ class Counted(torch.optim.SGD):
         return {**super().state_dict(), "rounds": 3}
 
 
+class Slow:
+    """Slow weights of a wrapper, without a dictionary of attributes."""
+
+    __slots__ = ("weights",)
+
+    def __init__(self, parameters: Any) -> None:
+        self.weights = {"first": next(iter(parameters)).detach() + 1}
+
+
+class WithSlow(torch.optim.SGD):
+    def __init__(self, parameters: Any) -> None:
+        parameters = list(parameters)
+        super().__init__(parameters, lr=0.1)
+        self.slow = [Slow(parameters)]
+
+
+class Failing(torch.optim.SGD):
+    def state_dict(self) -> dict[str, Any]:
+        raise NotImplementedError("call distributed_state_dict")
+
+
 def matrices() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 4, bias=False), nn.Linear(4, 2, bias=False), nn.Linear(2, 5, bias=False))
@@ -222,7 +243,7 @@ ZERO = (
 def test_optimizers_of_pytorch_that_hold_one(tmp_path: Path) -> None:
     # Loading it compiles functions, of which PyTorch warns.
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer, _NamedOptimizer
 
     module, where = matrices(), tmp_path / "plain"
     adamw = torch.optim.AdamW(module.parameters())
@@ -238,6 +259,11 @@ def test_optimizers_of_pytorch_that_hold_one(tmp_path: Path) -> None:
         "optimizer inside, and the rest as `values`."
     )
     assert not list((tmp_path / "zero").rglob("manifest.json"))
+    # Its state is that of the optimizer inside.
+    named = _NamedOptimizer(module.named_parameters(), torch.optim.AdamW, lr=1e-2)
+    trained(module, named, 1)
+    save(tmp_path / "named", module, named, step=1)
+    assert "optimizer.exp_avg/0.weight" in open_newest(tmp_path / "named").tensors
 
 
 def stale(module: nn.Module) -> Optimizer:
@@ -268,6 +294,16 @@ REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
         lambda module: SlowWeights(module.parameters()),
         "SlowWeights keeps a tensor of shape (4, 3) as 'slow[0]', and not in its `state`: it would not be saved. Keep it in `state` by "
         "its parameter.",
+    ),
+    "tensors in an object of an attribute": (
+        lambda module: WithSlow(module.parameters()),
+        "WithSlow keeps a tensor of shape (4, 3) as 'slow[0].weights.first', and not in its `state`: it would not be saved. Keep it in "
+        "`state` by its parameter.",
+    ),
+    "a state dict that fails": (
+        lambda module: Failing(module.parameters()),
+        "Failing.state_dict() fails, so that what it keeps besides its state cannot be known: NotImplementedError: call "
+        "distributed_state_dict",
     ),
     "a value in its state dict": (
         lambda module: Counted(module.parameters()),

@@ -107,7 +107,13 @@ def _require_all_in_state(optimizer: Optimizer) -> None:
     _require_none_elsewhere(optimizer, (optimizer,))
     # Of torch's own method the result is known.
     if getattr(type(optimizer), "state_dict", None) is not Optimizer.state_dict:
-        extra = [str(key) for key in optimizer.state_dict() if key not in ("state", "param_groups")]
+        try:
+            extra = [str(key) for key in optimizer.state_dict() if key not in ("state", "param_groups")]
+        # Another's code runs here.
+        except Exception as error:
+            raise InputError(
+                f"{kind}.state_dict() fails, so that what it keeps besides its state cannot be known: {type(error).__name__}: {error}"
+            ) from error
         if extra:
             raise InputError(
                 f"{kind} has {', '.join(map(repr, extra))} in its state_dict(), besides its state and its groups: it would not be saved. "
@@ -137,7 +143,7 @@ def _inside(
     optimizer: Any, wanted: Callable[[Any], bool], skipped: Set[int] = frozenset()
 ) -> Iterator[tuple[str, Any]]:
     """What an optimizer's attributes hold, at any depth, by its path; hooks and modules are the program's."""
-    attributes = {key: one for key, one in vars(optimizer).items() if key not in NOT_STATE and "hook" not in key}
+    attributes = {key: one for key, one in _attributes(optimizer).items() if key not in NOT_STATE and "hook" not in key}
     yield from _walk("", attributes, wanted, {id(optimizer), *skipped}, 0)
 
 
@@ -156,9 +162,21 @@ def _walk(
     elif isinstance(value, list | tuple | Set):
         for number, one in enumerate(value):
             yield from _walk(f"{path}[{number}]", one, wanted, seen, depth + 1)
-    elif hasattr(value, "__dict__") and not isinstance(value, type | nn.Module | torch.Tensor) and not callable(value):
-        for key, one in vars(value).items():
+    elif not isinstance(value, type | nn.Module | torch.Tensor) and not callable(value):
+        for key, one in _attributes(value).items():
             yield from _walk(f"{path}.{key}", one, wanted, seen, depth + 1)
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    slots = {
+        name: getattr(value, name) for each in type(value).__mro__ for name in _slots(each) if hasattr(value, name)
+    }
+    return {**slots, **getattr(value, "__dict__", {})}
+
+
+def _slots(kind: type) -> Sequence[str]:
+    slots = kind.__dict__.get("__slots__", ())
+    return [slots] if isinstance(slots, str) else list(slots)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -172,9 +190,11 @@ def _parameters(optimizer: Any) -> list[torch.Tensor]:
 def _memory(tensor: torch.Tensor) -> object:
     """Where a tensor's elements are: of a view, those of what it is a view of."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if local.layout is not torch.strided or local.is_meta:
+    try:
+        return local.device, local.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        # A sparse tensor, or one that consists of others.
         return id(tensor)
-    return local.device, local.untyped_storage().data_ptr()
 
 
 def _kind(optimizer: Any) -> str:
