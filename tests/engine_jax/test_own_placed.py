@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from shardwright.core.findings.errors import InputError
@@ -58,3 +60,27 @@ def test_a_resumed_optimizer_steps_beside_sharded_weights(tmp_path: Path) -> Non
     loaded = load(tmp_path, {"w": committed}).tree["w"]
     assert loaded.committed
     assert loaded.devices() == {jax.devices()[2]}
+
+
+def test_the_state_of_flax_and_the_arrays_of_equinox(tmp_path: Path) -> None:
+    class Model(nnx.Module):
+        def __init__(self, seed: int) -> None:
+            rngs = nnx.Rngs(seed)
+            self.up, self.drop, self.norm = (
+                nnx.Linear(8, 4, rngs=rngs),
+                nnx.Dropout(0.1, rngs=rngs),
+                nnx.BatchNorm(4, rngs=rngs),
+            )
+
+    first, other = Model(0), Model(1)
+    save(tmp_path, nnx.state(first), step=1)
+    nnx.update(other, load(tmp_path, nnx.state(other)).tree)
+    for one, same in zip(jax.tree.leaves(nnx.state(other)), jax.tree.leaves(nnx.state(first)), strict=True):
+        assert (one == same).all()
+
+    module = eqx.nn.MLP(4, 4, 8, 2, key=jax.random.key(0))
+    arrays, rest = eqx.partition(module, eqx.is_array)
+    save(tmp_path, arrays, step=2)
+    assert eqx.tree_equal(eqx.combine(load(tmp_path, jax.tree.map(jnp.zeros_like, arrays)).tree, rest), module)
+    with pytest.raises(InputError, match="^'activation' is the function 'relu': a checkpoint holds arrays and values"):
+        load(tmp_path, module)
