@@ -82,5 +82,5 @@ def test_the_state_of_flax_and_the_arrays_of_equinox(tmp_path: Path) -> None:
     arrays, rest = eqx.partition(module, eqx.is_array)
     save(tmp_path, arrays, step=2)
     assert eqx.tree_equal(eqx.combine(load(tmp_path, jax.tree.map(jnp.zeros_like, arrays)).tree, rest), module)
-    with pytest.raises(InputError, match="^'activation' is the function 'relu': a checkpoint holds arrays and values"):
+    with pytest.raises(InputError, match=r"^'activation' is the function 'relu': a checkpoint holds arrays and values"):
         load(tmp_path, module)
