@@ -261,14 +261,14 @@ def test_an_impossible_request_is_refused(options, message) -> None:
 
 
 FUSED = {
-    **{f"blocks.{n}.attention.in_proj_weight": ((192, 64), "float32") for n in range(3)},
-    **{f"blocks.{n}.attention.in_proj_bias": ((192,), "float32") for n in range(3)},
-    **{f"blocks.{n}.attention.out_proj.weight": ((64, 64), "float32") for n in range(3)},
+    **{f"blocks.{n}.attention.qkv.weight": ((192, 64), "float32") for n in range(3)},
+    **{f"blocks.{n}.attention.qkv.bias": ((192,), "float32") for n in range(3)},
+    **{f"blocks.{n}.attention.out.weight": ((64, 64), "float32") for n in range(3)},
 }
 NAMES_OF_FUSED = {
-    "*in_proj_weight": "attention: heads embed",
-    "*in_proj_bias": "attention: heads",
-    "*out_proj.weight": "attention: embed heads",
+    "*qkv.weight": "attention: heads embed",
+    "*qkv.bias": "attention: heads",
+    "*out.weight": "attention: embed heads",
 }
 
 
@@ -284,11 +284,11 @@ def test_several_matrices_in_one_dim_are_not_sharded_as_one() -> None:
     assert error.severity == "error"
     assert error.text() == (
         "error SW107: The axes of a dim divide it, in whole units: heads, KV heads, experts.\n"
-        "  where  dim 0 ('heads') of blocks.0.attention.in_proj_weight\n"
+        "  where  dim 0 ('heads') of blocks.0.attention.qkv.weight\n"
         "         heads/tensor embed\n"
         "         ^^^^^^^^^^^^\n"
-        "  found  192 along 'heads', and 64 in blocks.0.attention.out_proj.weight beside it: several matrices in one dim, as q, k and v. "
-        "Over tensor 2 a device has 96 in a row, of the first matrix before the second; blocks.0.attention.in_proj_weight and 2 more "
+        "  found  192 along 'heads', and 64 in blocks.0.attention.out.weight beside it: several matrices in one dim, as q, k and v. "
+        "Over tensor 2 a device has 96 in a row, of the first matrix before the second; blocks.0.attention.qkv.weight and 2 more "
         "weights\n"
         "  needed its part of each matrix on each device: each as a weight of its own, or a dim of its own for them, as 'attention: "
         "_matrices heads embed'\n"
@@ -298,6 +298,14 @@ def test_several_matrices_in_one_dim_are_not_sharded_as_one() -> None:
     assert not found_in(FUSED, NAMES_OF_FUSED, "fsdp", "torch", units={"heads": 16})
     [warning] = found_in(FUSED, NAMES_OF_FUSED, "tp", "jax", units={"heads": 16})
     assert warning.severity == "warning"
+
+
+def test_the_fused_weight_that_parallelize_shards_by_heads() -> None:
+    shapes = {key.replace("qkv.weight", "in_proj_weight"): value for key, value in FUSED.items()}
+    names = {**NAMES_OF_FUSED, "*in_proj_weight": NAMES_OF_FUSED["*qkv.weight"]}
+    del names["*qkv.weight"]
+    assert not found_in(shapes, names, "tp", "torch", units={"heads": 16})
+    assert found_in(shapes, names, "tp", "jax", units={"heads": 16})
 
 
 def test_drawn_modules_with_and_without_fused_matrices() -> None:
