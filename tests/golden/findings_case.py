@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shardwright import FindingsError, make_plan
+from shardwright import table_of as own_table
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
@@ -86,7 +87,15 @@ def empty_router(table: ModelTable) -> ModelTable:
     return replace(table, weights=(*weights, weight), activations=kept)
 
 
-TABLES = {"": lambda table: table, "fused": fused_heads, "odd": odd_latent, "bare": empty_router}
+def own_qkv(table: ModelTable) -> ModelTable:
+    """A user's attention with q, k and v in one weight, whatever the model was."""
+    del table
+    shapes = {"blocks.0.qkv.weight": ((192, 64), "float32"), "blocks.0.out.weight": ((64, 64), "float32")}
+    names = {"*.qkv.weight": "attention: heads embed", "*.out.weight": "attention: embed heads"}
+    return own_table(shapes, names, units={"heads": 16})
+
+
+TABLES = {"qkv": own_qkv, "": lambda table: table, "fused": fused_heads, "odd": odd_latent, "bare": empty_router}
 
 
 def mine(roles: str, mesh: str = "{data: 1, fsdp: auto, expert: 4}", rest: str = "") -> str:

@@ -9,6 +9,7 @@ from shardwright.core.checks.edits import resized
 from shardwright.core.checks.tensors import weight_rows
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS
 from shardwright.core.layout.wording import others, product
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.model.table import Weight
@@ -22,7 +23,7 @@ Group = tuple[str, tuple[str, ...], str, int, int]
 
 
 def fused_matrices(plan: Plan) -> Iterator[Draft]:
-    """A dim that axes shard in use, and whose logical axis is shorter in the weight that the module has beside it, as in
+    """A dim of heads that axes shard in use, and whose logical axis is shorter in the weight that the module has beside it, as in
     its output projection. A weight of one dim, as a bias, is not compared."""
     if plan.request.table.program != "users":
         return
@@ -32,7 +33,7 @@ def fused_matrices(plan: Plan) -> Iterator[Draft]:
     for tensor, weight in rows:
         if torch and _path(weight)[-1] == BY_HEADS:
             continue
-        for name in weight.logical_axes:
+        for name in [axis for axis in weight.logical_axes if axis in EXCHANGED_FOR_HEADS]:
             axes = plan.mesh.larger_than_one(tensor.in_use.axes_of(name))
             beside = _beside(weight, name, [other for _, other in rows]) if axes else None
             if beside is not None:

@@ -161,8 +161,9 @@ def _compared(checkpoint: Checkpoint, like: Any, only: Sequence[str] | None, *, 
     leaves = leaves_of(like)
     names = chosen(leaves, only)
     arrays = {name: leaf for name, leaf in leaves.items() if name in names and is_array(leaf)}
-    for name in names - arrays.keys():
-        require_value(name, leaves[name])
+    for name, leaf in leaves.items():
+        if name in names and name not in arrays:
+            require_value(name, leaf)
     partial = only is not None
     wanted = {name: shape_and_dtype(leaf) for name, leaf in arrays.items()}
     # A name that is a value here and a tensor there is in both.
