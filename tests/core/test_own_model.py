@@ -280,10 +280,10 @@ def found_in(shapes: dict[str, Any], names: dict[str, str], layout: str, engine:
 
 
 def test_several_matrices_in_one_dim_are_not_sharded_as_one() -> None:
-    [error] = found_in(FUSED, NAMES_OF_FUSED, "tp", "torch", units={"heads": 16})
-    assert error.severity == "error"
-    assert error.text() == (
-        "error SW107: The axes of a dim divide it, in whole units: heads, KV heads, experts.\n"
+    [warning] = found_in(FUSED, NAMES_OF_FUSED, "tp", "torch", units={"heads": 16})
+    assert warning.severity == "warning"
+    assert warning.text() == (
+        "warning SW107: The axes of a dim divide it, in whole units: heads, KV heads, experts.\n"
         "  where  dim 0 ('heads') of blocks.0.attention.qkv.weight\n"
         "         heads/tensor embed\n"
         "         ^^^^^^^^^^^^\n"
@@ -293,11 +293,10 @@ def test_several_matrices_in_one_dim_are_not_sharded_as_one() -> None:
         "  needed its part of each matrix on each device: each as a weight of its own, or a dim of its own for them, as 'attention: "
         "_matrices heads embed'\n"
         "  fix    --mesh tensor=1,data=2\n"
-        "  cost   other numbers, or an error in the forward pass"
+        "  cost   its results are moved between devices in each layer"
     )
     assert not found_in(FUSED, NAMES_OF_FUSED, "fsdp", "torch", units={"heads": 16})
-    [warning] = found_in(FUSED, NAMES_OF_FUSED, "tp", "jax", units={"heads": 16})
-    assert warning.severity == "warning"
+    assert len(found_in(FUSED, NAMES_OF_FUSED, "tp", "jax", units={"heads": 16})) == 1
 
 
 def test_the_fused_weight_that_parallelize_shards_by_heads() -> None:

@@ -238,16 +238,6 @@ CASES: tuple[Case, ...] = (
         neighbour={"layout": mine("context: context", "{context: 16}", "move: {attention: ring}\n")},
     ),
     Case(
-        name="SW107-several-matrices-in-one-dim",
-        table="qkv",
-        layout="tp",
-        options={"batch": 8, "length": 16, "mesh_sizes": {"tensor": 2}, "engine": "torch"},
-        neighbour={
-            "layout": "fsdp",
-            "options": {"batch": 8, "length": 16, "mesh_sizes": {"fsdp": 2}, "engine": "torch"},
-        },
-    ),
-    Case(
         name="SW108-fewer-rows-than-devices",
         model="mixtral-8x7b",
         layout="ep",

@@ -68,11 +68,10 @@ def _fused(
 ) -> Draft:
     (tensor, beside), *rest = fused
     number, shards = tensor.in_use.logical_axes.index(name), plan.mesh.size(axes)
-    jax = plan.request.engine == "jax"
     also = f"; {others([one.name for one, _ in fused], tensor.kind)}" if rest else ""
     finding = Finding(
         code="SW107",
-        severity="warning" if jax else "error",
+        severity="warning",
         tensor=tensor.name,
         where=f"dim {number} ('{name}') of {tensor.name}",
         notation=str(tensor.in_use),
@@ -81,8 +80,6 @@ def _fused(
         f"{product(plan.mesh, axes)} a device has {size // shards} in a row, of the first matrix before the second{also}",
         needed="its part of each matrix on each device: each as a weight of its own, or a dim of its own for them, as "
         f"'{tensor.component}: _matrices {' '.join(tensor.in_use.logical_axes)}'",
-        cost="its results are moved between devices in each layer"
-        if jax
-        else "other numbers, or an error in the forward pass",
+        cost="its results are moved between devices in each layer",
     )
     return Draft(finding=finding, candidates=tuple(one for axis in reversed(axes) for one in resized(plan, axis, 1)))
