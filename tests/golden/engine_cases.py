@@ -21,16 +21,6 @@ ZERO2_IN_STAGES = mine(
 
 ON_ENGINES: tuple[Case, ...] = (
     Case(
-        name="SW107-several-matrices-in-one-dim",
-        table="qkv",
-        layout="tp",
-        options={"batch": 8, "length": 16, "mesh_sizes": {"tensor": 2}, "engine": "torch"},
-        neighbour={
-            "layout": "fsdp",
-            "options": {"batch": 8, "length": 16, "mesh_sizes": {"fsdp": 2}, "engine": "torch"},
-        },
-    ),
-    Case(
         name="SW415-quantized-logits-in-chunks",
         layout=mine("fsdp: fsdp", "{fsdp: auto}"),
         options={**JAX, "loss_chunks": 4, "precision": replace(preset("fp8-row"), quantized=("logits.kernel",))},

@@ -6,6 +6,7 @@ from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.cost_cases import ON_COSTS
 from tests.golden.engine_cases import ON_ENGINES
 from tests.golden.findings_case import Case, mine
+from tests.golden.own_model_cases import OF_OWN_MODELS
 from tests.golden.precision_cases import ON_PRECISION
 from tests.golden.stage_cases import OF_STAGES
 from tests.golden.topology_cases import ON_CHIPS
@@ -371,6 +372,7 @@ CASES: tuple[Case, ...] = (
     ),
     *ON_CHIPS,
     *ON_ENGINES,
+    *OF_OWN_MODELS,
     *OF_STAGES,
     *OF_UPDATES,
     *ON_PRECISION,
