@@ -186,7 +186,7 @@ def test_hugging_face(here, capsys):
         "model_type": "mixtral",
         "hidden_size": 64,
         "intermediate_size": 96,
-        "num_attention_heads": 4,
+        "num_attention_heads": 8,
         "num_hidden_layers": 2,
         "num_local_experts": 4,
         "num_experts_per_tok": 2,

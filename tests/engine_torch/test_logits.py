@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from shardwright.core.boxes.box import Box
-from shardwright.core.model.table import ModelTable
-from shardwright.core.planning import make_plan
 from shardwright.core.policies.runs import runs_of
-from shardwright.core.resolution.request import Request
 from shardwright.engine_jax.model.forward import forward
 from shardwright.engine_torch.attention import attention
 from shardwright.engine_torch.attention.scores import accumulate_attention, normalized
-from shardwright.engine_torch.io.mesh import ranks_of
-from shardwright.engine_torch.model.model import Model
-from shardwright.engine_torch.training.state import make_state
-from shardwright.layouts import load_layout
 from shardwright.models import build
 from tests.engine_jax.one_device import one_device_links
+from tests.engine_torch.logits import our_logits, plan_of_one_rank
 from tests.models.published import CASES, LENGTH, ROWS, TOLERANCE, one_document, packed, published_logits
 from tests.models.random_weights import random_weights
 
@@ -39,45 +31,13 @@ def _alone() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def our_logits(
-    table: ModelTable, weights: Mapping[str, np.ndarray], batch: Mapping[str, np.ndarray], dtype: str = "float32"
-) -> np.ndarray:
-    rows, length = batch["tokens"].shape
-    plan = make_plan(
-        Request(
-            layout=load_layout("fsdp"),
-            table=table,
-            batch=rows,
-            length=length,
-            mesh_sizes={"fsdp": 1},
-            engine="torch",
-            remat="none",
-            dtype=dtype,
-        )
-    )
-    ranks = ranks_of(plan, torch.device("cpu"))
-    model = Model(plan, ranks)
-
-    def read(name: str, boxes: Sequence[Box]) -> list[torch.Tensor]:
-        given = [weights[name][box.slices] if name in weights else np.zeros(box.shape, np.float32) for box in boxes]
-        return [torch.from_numpy(np.ascontiguousarray(one)) for one in given]
-
-    make_state(model, read, 0)
-    fields = {**one_document((rows, length)), "targets": batch["tokens"], **batch}
-    arrays = {name: torch.from_numpy(np.ascontiguousarray(array, np.int32)) for name, array in fields.items()}
-    with torch.no_grad():
-        logits_BLV = model({**arrays, "valid": torch.ones((rows, length), dtype=torch.bool)}).logits_BLV
-    assert logits_BLV is not None
-    return logits_BLV.numpy()
-
-
 @pytest.mark.parametrize(("model", "overrides"), CASES.values(), ids=CASES.keys())
 def test_logits(model: str, overrides: dict[str, str], tmp_path: Path) -> None:
     table = build(model, {"num_layers": "3", **overrides})
     weights = random_weights(table)
     tokens = np.random.default_rng(1).integers(0, table.sizes["vocab"], (ROWS, LENGTH))
     theirs = published_logits(table, weights, tokens, tmp_path)
-    ours = our_logits(table, weights, {"tokens": tokens})
+    ours = our_logits(plan_of_one_rank(table, ROWS, LENGTH), weights, {"tokens": tokens})
     assert np.std(theirs) > 0.5
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE)
 
@@ -115,11 +75,11 @@ def test_in_bfloat16_both_engines_round_the_same_numbers(
             compiler_options={"xla_allow_excess_precision": False},
         )(arrays, fields)
     )
-    by_kernel = our_logits(table, weights, {"tokens": tokens}, "bfloat16")
+    by_kernel = our_logits(plan_of_one_rank(table, ROWS, LENGTH, "bfloat16"), weights, {"tokens": tokens})
     monkeypatch.setattr(
         attention, "attend", lambda q, *given: normalized(accumulate_attention(None, q, *given), q.dtype)
     )
-    ours = our_logits(table, weights, {"tokens": tokens}, "bfloat16")
+    ours = our_logits(plan_of_one_rank(table, ROWS, LENGTH, "bfloat16"), weights, {"tokens": tokens})
     assert np.sqrt(np.mean((ours - theirs) ** 2)) < NEAR
     assert np.sqrt(np.mean((by_kernel - theirs) ** 2)) < BY_KERNEL
     # Logits are not rounded: hardly any of them is a bfloat16 number.
@@ -134,6 +94,6 @@ def test_documents_of_one_row_do_not_attend_to_each_other(model: str) -> None:
     first, second = rng.integers(0, 2048, 20), rng.integers(0, 2048, 24)
     rows = [packed([first, second]), packed([first]), packed([second])]
     batch = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-    together, alone_first, alone_second = our_logits(table, weights, batch)
+    together, alone_first, alone_second = our_logits(plan_of_one_rank(table, *batch["tokens"].shape), weights, batch)
     np.testing.assert_allclose(together[:20], alone_first[:20], rtol=0, atol=2e-5)
     np.testing.assert_allclose(together[20:44], alone_second[:24], rtol=0, atol=2e-5)

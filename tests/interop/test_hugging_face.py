@@ -261,20 +261,25 @@ def test_a_plan_that_shards_only_some_weights_of_a_component(tmp_path):
         (
             {"model_type": "gpt2"},
             {},
-            "{path}:2:2: no family here has model_type 'gpt2'. Known: llama, mixtral, deepseek_v3, deepseek_v2.",
+            "{path}:2:2: no family here has model_type 'gpt2'. Our tables lack learned embeddings of positions, norms that subtract the "
+            "mean, feed-forward layers without a gate and biases. Known: llama, mistral, mixtral, deepseek_v3, deepseek_v2, kimi_k2.",
         ),
         # A name that another program wrote is not misspelt: a similar name is another family.
         (
-            {"model_type": "mistral"},
+            {"model_type": "mixtrel"},
             {},
-            "{path}:2:2: no family here has model_type 'mistral'. Known: llama, mixtral, deepseek_v3, deepseek_v2.",
+            "{path}:2:2: no family here has model_type 'mixtrel'. Known: llama, mistral, mixtral, deepseek_v3, deepseek_v2, kimi_k2.",
         ),
         (
             {"model_type": "llama", "attention_bias": True},
             {},
-            "{path}:3:2: 'attention_bias' is true, and no table of ours has biases.",
+            "{path}:3:2: 'attention_bias' is true, and our table of a 'llama' lacks biases.",
         ),
-        ({"model_type": "llama"}, {}, "{path}: no 'num_attention_heads', which a model of type 'llama' needs."),
+        (
+            {"model_type": "llama", "num_attention_heads": None},
+            {},
+            "{path}:3:2: no 'num_attention_heads', which a model of type 'llama' needs.",
+        ),
         (
             {"model_type": "llama", "num_attention_heads": "4", "hidden_size": 64},
             {},
@@ -293,7 +298,7 @@ def test_a_plan_that_shards_only_some_weights_of_a_component(tmp_path):
         (
             {**PUBLISHED["mixtral-8x7b"], "tie_word_embeddings": True},
             {},
-            "{path}:14:2: 'tie_word_embeddings' is true, and this family has a separate output head.",
+            "{path}:14:2: 'tie_word_embeddings' is true, and our table of a 'mixtral' lacks logits by the weight of the embedding.",
         ),
         (
             {**PUBLISHED["llama3-8b"], "hidden_size": 4097},

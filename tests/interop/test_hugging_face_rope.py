@@ -12,7 +12,8 @@ import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from shardwright.core.findings.errors import InputError
-from shardwright.interop.hugging_face.config import model_of, parse_config
+from shardwright.interop.hugging_face.config import model_of
+from shardwright.interop.hugging_face.published import parse_config
 
 LLAMA = {
     "model_type": "llama",
@@ -99,7 +100,7 @@ def test_experts_are_chosen_as_the_class_does() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"norm_topk_prob": True}, "'norm_topk_prob' is true, and transformers' class of deepseek_v2 computes false"),
+        ({"norm_topk_prob": True}, "'norm_topk_prob' is true, and a model of type 'deepseek_v2' computes false only"),
         ({"scoring_func": "sigmoid"}, "computes 'softmax' only"),
         ({"topk_method": "noaux_tc"}, "computes 'greedy' and 'group_limited_greedy' only"),
         ({"rope_interleave": False}, "'rope_interleave' is false"),

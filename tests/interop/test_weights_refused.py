@@ -309,7 +309,7 @@ def test_an_export_of_another_model(folder: Path) -> None:
     assert not to.exists()
 
 
-@pytest.mark.parametrize("kept", ["{", "[]", '{"model_type": "gpt2"}', '{"model_type": "llama"}'])
+@pytest.mark.parametrize("kept", ["{", "[]", '{"model_type": "gpt2"}', '{"model_type": "llama", "hidden_act": "gelu"}'])
 def test_a_configuration_in_a_checkpoint_that_is_none(kept: str, tmp_path: Path) -> None:
     metadata = {"hugging_face": {"config": kept, "experts": [], "settings": 1}}
     point = RunPoint(

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 from shardwright.cli.main import main
 from shardwright.core.model.architecture import architecture_values
 from shardwright.core.model.table import ModelTable
-from shardwright.interop.hugging_face.config import model_of, parse_config
+from shardwright.interop.hugging_face.config import model_of
+from shardwright.interop.hugging_face.published import parse_config
 from shardwright.interop.hugging_face.written_config import CONTEXT, written_config
 from shardwright.models import build, names
 from tests.engine_jax.commands import TEXT

@@ -208,7 +208,7 @@ def test_overrides_are_typed() -> None:
             "llama3-test with --set __class__.embeds=1: no dimension '__class__.embeds'. Known: embed, head_dim, "
             "initializer_stddev, mlp, norm_eps, num_heads, num_kv_heads, num_layers, rope.beta_fast, rope.beta_slow, "
             "rope.factor, rope.high_freq_factor, rope.interleaved, rope.kind, rope.low_freq_factor, rope.mscale, "
-            "rope.mscale_all_dim, rope.original_length, rope.theta, tied, vocab.",
+            "rope.mscale_all_dim, rope.original_length, rope.theta, tied, vocab, window.",
         ),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from shardwright.core.checks import check, check_mesh
+from shardwright.core.findings.finding import worst_first
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
@@ -49,7 +50,7 @@ def make_plan(request: Request, costed: Callable[[Request], Request] = _as_it_is
     check_policy(request.table, request.remat)
     check_mesh(request, tried)
     plan = resolve(costed(request))
-    return replace(plan, findings=plan.findings + check(plan, tried))
+    return replace(plan, findings=plan.findings + worst_first((*request.besides, *check(plan, tried))))
 
 
 def routed_evenly(plan: Plan) -> Plan:

@@ -16,11 +16,11 @@ def read_json(path: str | Path) -> Located:
     return parse_json(read_text(path), str(path))
 
 
-def parse_json(text: str, source: str = "<text>") -> Located:
+def parse_json(text: str, source: str = "<text>", *, infinite: bool = False) -> Located:
     """The value of a JSON text.
 
     Raises InputError, with the position, for a text that is not JSON, and for what Python accepts beyond the standard
-    or without a warning: a duplicate key, ``NaN`` and ``Infinity``.
+    or without a warning: a duplicate key, and ``NaN`` and ``Infinity`` unless they are ``infinite`` numbers here.
 
     >>> parse_json('{"mesh": {"fsdp": 8}}').value["mesh"].value["fsdp"].value
     8
@@ -40,7 +40,9 @@ def parse_json(text: str, source: str = "<text>") -> Located:
         raise InputError(f"{source}: {name} is not a JSON number. Write a finite number, or null.")
 
     try:
-        value = json.loads(text, object_pairs_hook=without_duplicates, parse_constant=refuse_constant)
+        value = json.loads(
+            text, object_pairs_hook=without_duplicates, parse_constant=float if infinite else refuse_constant
+        )
     except json.JSONDecodeError as error:
         position = Position(source=source, line=error.lineno, column=error.colno)
         problem = (error.msg[0].lower() + error.msg[1:]).removesuffix(" at")

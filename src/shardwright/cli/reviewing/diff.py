@@ -25,7 +25,7 @@ from shardwright.locks.lock import Lock
 
 def run_diff(verb: DiffVerb) -> int:
     """Print what moves from A to B. Always 0."""
-    verb = with_named_model(verb)
+    verb = with_named_model(verb, has_findings=False)
     sides = (verb.a, verb.b)
     saved = {side: read_saved(side) for side in sides if is_saved(side)}
     model, options = verb.model, verb.plan

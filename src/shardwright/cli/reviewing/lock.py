@@ -34,7 +34,7 @@ def run_lock(verb: LockVerb) -> int:
         from shardwright.cli.running.compile import prepare
 
         prepare(verb.plan)
-    verb = with_named_model(verb)
+    verb = with_named_model(verb, has_findings=False)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if plan.faults:

@@ -49,7 +49,7 @@ def run_calibrate(verb: CalibrateVerb, arguments: Sequence[str]) -> int:
     """Measure and write the file. Returns 1 if a process that measured failed; it has said why."""
     if verb.repeats < 1:
         raise InputError(f"--repeats is {verb.repeats}, and must be at least 1.")
-    verb = with_named_model(verb, shows=MEASURING not in os.environ)
+    verb = with_named_model(verb, shows=MEASURING not in os.environ, has_findings=False)
     typed = typed_request(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if plan.errors:

@@ -16,18 +16,22 @@ CONFIG = "config.json"
 Verb = TypeVar("Verb", bound=Any)
 
 
-def with_named_model(verb: Verb, *, shows: bool = True) -> Verb:
+def with_named_model(verb: Verb, *, shows: bool = True, has_findings: bool = True) -> Verb:
     """The verb with a model of our names where its model is a path; else the verb as it is.
 
-    What the path was taken for, and what the configuration has and no table of ours, goes to standard error; not with ``shows`` False.
-    ``--set`` and ``--dtype`` have precedence. Raises InputError for a path without a configuration of a family that is known.
+    What the path was taken for goes to standard error; not with ``shows`` False. What the configuration has and no table of ours is among
+    the findings of the verb's plan; where the verb shows none (``has_findings`` False), on standard error too. ``--set`` and ``--dtype``
+    have precedence. Raises InputError for a path without a configuration of a family that is known, and for a name on the Hub.
     """
     if verb.model is None or not _is_path(verb.model):
         return verb
     from shardwright.interop.hugging_face.command import nearest_named
-    from shardwright.interop.hugging_face.config import model_of, read_config
+    from shardwright.interop.hugging_face.config import model_of
+    from shardwright.interop.hugging_face.hub_names import refuse_hub_name
+    from shardwright.interop.hugging_face.published import read_config
 
     path = Path(verb.model)
+    refuse_hub_name(verb.model)
     model = model_of(read_config(str(path / CONFIG if path.is_dir() else path)))
     name, changes = nearest_named(model)
     values = {**changes, **settings(verb.plan.set)}
@@ -37,12 +41,14 @@ def with_named_model(verb: Verb, *, shows: bool = True) -> Verb:
         sys.stderr.write(
             f"{verb.model} is {name}{given}{f' --dtype {dtype}' if dtype and not verb.plan.dtype else ''}\n"
         )
-        if model.findings:
+        if model.findings and not has_findings:
             from shardwright.report.plan.findings_view import findings_list
 
             write_view(lambda width: findings_list(model.findings, width), sys.stderr)
     pairs = tuple(f"{key}={value}" for key, value in values.items())
-    return replace(verb, model=name, plan=replace(verb.plan, set=(pairs,) if pairs else (), dtype=dtype))
+    return replace(
+        verb, model=name, plan=replace(verb.plan, set=(pairs,) if pairs else (), dtype=dtype, besides=model.findings)
+    )
 
 
 def _is_path(model: str) -> bool:

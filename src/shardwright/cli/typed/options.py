@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import FlagCreatePairsOff, UseAppendAction, arg
+from tyro.conf import Fixed, FlagCreatePairsOff, Suppress, UseAppendAction, arg
 from tyro.constructors import PrimitiveConstructorSpec
 
 from shardwright.core.findings.bounds import integer_of
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.mesh.hops import AUTO, WAYS
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
@@ -222,6 +223,8 @@ class PlanOptions:
     """Give each device a slice from both ends of a sharded row, so that causal attention is equal work for all."""
     json: Flag = False
     """Print one JSON object on stdout."""
+    besides: Suppress[Fixed[tuple[Finding, ...]]] = ()
+    """What the configuration of the model has besides its table: no option, and a part of every plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

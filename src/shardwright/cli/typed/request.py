@@ -94,6 +94,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         stages=options.stages,
         hops=options.hops or AUTO,
         chip=None if machine is None else machine.chip,
+        besides=options.besides,
     )
     return TypedRequest(request=request, chosen=chosen, machine=machine)
 

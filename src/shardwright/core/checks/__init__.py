@@ -26,6 +26,7 @@ engines.py        SW415: what an engine does not run
 engine_stages.py  SW415 of pipelines
 engine_policies.py  SW415 of policies of recomputation
 engine_recipes.py  SW415 of recipes of low precision
+window.py         SW415 of rows beyond a window of attention
 
 A draft has candidates for a fix. ``check`` prints the first candidate that works: it plans the changed request, runs the
 checks again, and accepts the candidate if the finding is gone, or is only information, and no error is new.

@@ -23,6 +23,7 @@ from shardwright.core.checks.engine_policies import policies
 from shardwright.core.checks.engine_recipes import recipes
 from shardwright.core.checks.engine_stages import ENGINES, some_stay_gathered, stages_on_jax, stages_on_torch
 from shardwright.core.checks.loss import without_chunks
+from shardwright.core.checks.window import rows_beyond_the_window
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
@@ -45,6 +46,7 @@ def not_run(plan: Plan) -> Iterator[Draft]:
     yield from _dtypes(plan)
     yield from policies(plan)
     yield from without_chunks(plan)
+    yield from rows_beyond_the_window(plan)
     if plan.request.engine == "jax":
         if plan.request.table.program == "ours":
             yield from stages_on_jax(plan)

@@ -168,6 +168,7 @@ class ModelTable:
     ``sizes``: elements along each logical axis of activations, except batch, length, groups and slots, which the
     request and the layout give; an activation's own ``sizes`` take precedence. ``top_k``: experts per token, None
     without experts. ``capacity_factor`` None: no token is dropped.
+    ``attention_window``: how many tokens a token attends to; None: all before it in its document.
     ``operations``: how a layer makes its activations, so that it is known what can be kept and what is made again; none for a user's
     own program.
     ``dtype``: that of the computation unless the request gives another.
@@ -187,6 +188,7 @@ class ModelTable:
     dtype: str = "bfloat16"
     top_k: int | None = None
     capacity_factor: float | None = None
+    attention_window: int | None = None
     program: Program = "users"
     architecture: Any = None
     natural_layout: str = "fsdp"

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from shardwright.core.findings.bounds import is_integer, is_number, shown_number, within
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.patterns import chosen
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.layout.roles import SCHEDULES
@@ -64,7 +65,7 @@ class Request:
     ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work. ``unit_costs``: of every unit on the
     chips, by which they are shared out then; None: by their flops. ``hops``: the way of collectives over an entire TPU slice
     (``core/mesh/hops.py``). ``loss_chunks``: the tokens of a device's microbatch have their logits
-    and their loss in this many chunks, one after the other.
+    and their loss in this many chunks, one after the other. ``besides``: findings about the file that the table was read from.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
     word or pattern. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
@@ -95,6 +96,7 @@ class Request:
     unit_costs: tuple[UnitCost, ...] | None = None
     hops: str = AUTO
     chip: Chip | None = None
+    besides: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
         counts = {"batch": "rows", "length": "tokens", "microbatches": "microbatches", "devices": "devices"}

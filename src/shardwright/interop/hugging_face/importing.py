@@ -13,7 +13,8 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.interop.hugging_face.command import command
-from shardwright.interop.hugging_face.config import Model, is_config, model_of, read_config
+from shardwright.interop.hugging_face.config import Model, model_of
+from shardwright.interop.hugging_face.published import is_config, read_config
 from shardwright.interop.hugging_face.tp_plan import layout_of, plan_in, plan_place, read_plan
 from shardwright.interop.layout_text import layout_text, same_layout
 from shardwright.models import build

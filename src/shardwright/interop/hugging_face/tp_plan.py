@@ -19,7 +19,7 @@ from shardwright.core.layout.layout import Layout, MeshEntry
 from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.layout.wording import every
 from shardwright.core.model.table import ModelTable, Weight
-from shardwright.interop.hugging_face.config import Published
+from shardwright.interop.hugging_face.published import Published
 from shardwright.interop.layout_text import entry_of
 
 PLAN_KEYS = ("tp_plan", "base_model_tp_plan", "_tp_plan")

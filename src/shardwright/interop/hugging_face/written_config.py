@@ -14,6 +14,7 @@ from shardwright.core.model.architecture import PREFIX
 
 CLASSES = {
     "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
@@ -31,6 +32,7 @@ COMMON = {
 GROUPED = {"num_key_value_heads": "attention.kv_heads", "head_dim": "attention.head_dim"}
 OF_TYPE: Mapping[str, Mapping[str, str]] = {
     "llama": {**COMMON, **GROUPED, "intermediate_size": "mlp"},
+    "mistral": {**COMMON, **GROUPED, "intermediate_size": "mlp"},
     "mixtral": {
         **COMMON,
         **GROUPED,
@@ -63,6 +65,7 @@ OF_ROPE = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 }
+WINDOW = "attention.window"
 CONTEXT = 4096
 """``max_position_embeddings`` without a scaling of positions, for a run whose rows were not longer."""
 
@@ -100,8 +103,13 @@ def _config(values: Mapping[str, Any], dtype: str) -> dict[str, Any] | None:
         "pad_token_id": None,
         "torch_dtype": dtype,
     }
+    if kind in ("mistral", "mixtral"):
+        # Checkpoints of earlier releases have no window.
+        config["sliding_window"] = values.get(WINDOW)
     if kind == "mixtral":
-        config["sliding_window"] = None
+        config["router_aux_loss_coef"] = 0.0
+    if kind == "deepseek_v3":
+        config["num_nextn_predict_layers"] = 0
     if kind.startswith("deepseek"):
         config["first_k_dense_replace"] = sum(stack["num"] for stack in stacks if not stack["experts"])
         config["n_shared_experts"], rest = divmod(values["experts.shared_width"], values["experts.width"])
@@ -119,7 +127,8 @@ def _model_type(values: Mapping[str, Any]) -> str | None:
     """The class of transformers with the same mathematics; None without one."""
     if "attention.kv_lora" not in values:
         if "experts.num" not in values:
-            return None if values["rope.interleaved"] else "llama"
+            named = "llama" if values.get(WINDOW) is None else "mistral"
+            return None if values["rope.interleaved"] else named
         plain = (values["experts.num_groups"], values["experts.scale"], values["experts.shared_width"]) == (1, 1.0, 0)
         router = values["experts.scoring"], values["experts.normalized"], values["experts.balanced_by_bias"]
         same = plain and router == ("softmax", True, False) and all(stack["experts"] for stack in values["stacks"])

@@ -18,7 +18,8 @@ ROPE_3_2 = Rope(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Config:
-    """Dimensions of a Llama 3 model. ``tied``: the embedding is also the weight of the logits."""
+    """Dimensions of a Llama 3 model. ``tied``: the embedding is also the weight of the logits. ``window``: how many
+    tokens a token attends to, itself included; None: all before it."""
 
     num_layers: int
     embed: int
@@ -28,6 +29,7 @@ class Llama3Config:
     mlp: int
     vocab: int = 128_256
     tied: bool = False
+    window: int | None = None
     norm_eps: float = 1e-5
     initializer_stddev: float = 0.02
     rope: Rope = ROPE
@@ -38,6 +40,8 @@ class Llama3Config:
         require_positive(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         require_multiple(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads)
         require_multiple(head_dim=self.head_dim, rotary_pair=2)
+        if self.window is not None:
+            require_positive(window=self.window)
 
 
 SIZES = {

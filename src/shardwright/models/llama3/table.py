@@ -18,7 +18,9 @@ def architecture(config: Llama3Config) -> Architecture:
         norm_eps=config.norm_eps,
         latent_norm_eps=config.norm_eps,
         rope=config.rope,
-        attention=GroupedQueryAttention(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        attention=GroupedQueryAttention(
+            heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim, window=config.window
+        ),
         mlp=config.mlp,
         experts=None,
         stacks=(Stack(name="layers", num=config.num_layers),),

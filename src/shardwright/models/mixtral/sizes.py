@@ -15,7 +15,8 @@ ROPE = Rope(theta=1_000_000.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixtralConfig:
-    """Dimensions of a Mixtral model. ``mlp``: hidden units of one expert. ``capacity_factor`` None: no token is dropped."""
+    """Dimensions of a Mixtral model. ``mlp``: hidden units of one expert. ``capacity_factor`` None: no token is dropped.
+    ``window``: how many tokens a token attends to, itself included; None: all before it."""
 
     num_layers: int
     embed: int
@@ -27,6 +28,7 @@ class MixtralConfig:
     top_k: int = 2
     capacity_factor: float | None = None
     vocab: int = 32_000
+    window: int | None = None
     norm_eps: float = 1e-5
     initializer_stddev: float = 0.02
     rope: Rope = ROPE
@@ -39,6 +41,8 @@ class MixtralConfig:
         require_multiple(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads)
         require_multiple(head_dim=self.head_dim, rotary_pair=2)
         require_at_most(top_k=self.top_k, num_experts=self.num_experts)
+        if self.window is not None:
+            require_positive(window=self.window)
         if self.capacity_factor is not None:
             require_positive(capacity_factor=float(self.capacity_factor))
 

@@ -26,7 +26,9 @@ def architecture(config: MixtralConfig) -> Architecture:
         norm_eps=config.norm_eps,
         latent_norm_eps=config.norm_eps,
         rope=config.rope,
-        attention=GroupedQueryAttention(heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim),
+        attention=GroupedQueryAttention(
+            heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim, window=config.window
+        ),
         mlp=None,
         experts=Experts(
             num=config.num_experts,

@@ -10,11 +10,15 @@ from shardwright.models.parts.rope import Rope
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedQueryAttention:
-    """``heads`` query heads that share ``kv_heads`` keys and values, each ``head_dim`` wide."""
+    """``heads`` query heads that share ``kv_heads`` keys and values, each ``head_dim`` wide.
+
+    ``window``: how many tokens a token attends to, itself included, which no engine computes for longer rows; None: all before it.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
+    window: int | None = None
 
     @property
     def rotary_dim(self) -> int:

@@ -49,6 +49,7 @@ def assemble(
         dtype=dtype,
         top_k=experts.top_k if experts else None,
         capacity_factor=experts.capacity_factor if experts else None,
+        attention_window=attention.window if isinstance(attention, GroupedQueryAttention) else None,
         program="ours",
         architecture=architecture,
         natural_layout=natural.layout,

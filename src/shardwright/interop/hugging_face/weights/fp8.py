@@ -25,7 +25,7 @@ from shardwright.core.recipes.formats import E4M3
 from shardwright.core.recipes.formula import quantize
 from shardwright.core.recipes.presets import preset
 from shardwright.core.recipes.recipe import Block, Quantizer
-from shardwright.interop.hugging_face.config import Published
+from shardwright.interop.hugging_face.published import Published
 from shardwright.interop.hugging_face.weights.files.quantized import (
     FP8,
     QUANTIZED,

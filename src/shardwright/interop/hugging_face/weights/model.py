@@ -13,7 +13,8 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.model.architecture import architecture_values, differences_of_weights
 from shardwright.core.model.table import ModelTable
 from shardwright.interop.hugging_face.command import nearest_named
-from shardwright.interop.hugging_face.config import Published, model_of, parse_config, read_config
+from shardwright.interop.hugging_face.config import model_of
+from shardwright.interop.hugging_face.published import Published, parse_config, read_config
 from shardwright.interop.hugging_face.weights.files.folder import Folder
 from shardwright.interop.hugging_face.weights.mapping import ExpertsForm
 from shardwright.interop.hugging_face.written_config import written_config
@@ -103,7 +104,13 @@ def model_of_checkpoint(
         name = checkpoint.point.model
         found = KnownModel(name=name, settings={}, table=build(name), config=None)
     where = str(config) if config is not None else f"--model {found.name}"
-    _require_same(architecture_values(found.table), checkpoint.point.metadata, where, str(checkpoint.directory))
+    _require_same(architecture_values(found.table), metadata, where, str(checkpoint.directory))
+    window, length = found.table.attention_window, metadata.get("length")
+    if window is not None and isinstance(length, int) and length > window:
+        raise InputError(
+            f"{checkpoint.directory}: it was trained on rows of {length:,} tokens with attention to all of them, and {where} has a window of "
+            f"{window:,}. Nothing was written. Give a configuration without 'sliding_window' with --config."
+        )
     return found
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shardwright.checkpoint.format.fields import parse_json
 from shardwright.core.findings.errors import InputError
 from shardwright.files.text import read_text
-from shardwright.interop.hugging_face.config import Published, read_config
+from shardwright.interop.hugging_face.published import Published, read_config
 from shardwright.interop.hugging_face.weights.files.quantized import (
     VALUES_AS,
     Scales,

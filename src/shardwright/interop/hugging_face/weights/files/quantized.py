@@ -11,7 +11,7 @@ import numpy as np
 
 from shardwright.checkpoint.reading.casting import FLOATS, cast
 from shardwright.core.layout.faults import shown
-from shardwright.interop.hugging_face.config import Published
+from shardwright.interop.hugging_face.published import Published
 from shardwright.interop.hugging_face.weights.files.safetensors_file import BY_CODE, FoundTensor
 
 FP8 = "float8_e4m3fn"
