@@ -21,6 +21,13 @@ ZERO2_IN_STAGES = mine(
 
 ON_ENGINES: tuple[Case, ...] = (
     Case(
+        name="SW415-window",
+        model="mixtral-test window=64",
+        layout="ep",
+        options={**JAX, "length": 128},
+        neighbour={"options": {**JAX, "length": 64}},
+    ),
+    Case(
         name="SW415-quantized-logits-in-chunks",
         layout=mine("fsdp: fsdp", "{fsdp: auto}"),
         options={**JAX, "loss_chunks": 4, "precision": replace(preset("fp8-row"), quantized=("logits.kernel",))},
