@@ -321,6 +321,19 @@ def test_a_configuration_in_a_checkpoint_that_is_none(kept: str, tmp_path: Path)
     assert str(error.value).startswith(f"{directory}: config.json")
 
 
+def test_a_window_that_is_shorter_than_the_rows_of_training(tmp_path: Path) -> None:
+    """As earlier releases trained: with attention to the entire row."""
+    metadata = {"hugging_face": {"config": '{"model_type": "mistral", "sliding_window": 16}'}, "length": 32}
+    point = RunPoint(
+        step=1, seed=0, data_position=0, model="x", layout_name="", layout_text="", mesh={}, metadata=metadata
+    )
+    save_checkpoint(tmp_path, point, [], [])
+    with pytest.raises(
+        InputError, match=r"trained on rows of 32 tokens with attention to all of them, and .* has a window of 16"
+    ):
+        export_weights(WeightsExport(directory=tmp_path, to=tmp_path / "back"))
+
+
 def test_a_full_disk_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     imported(folder)
 
