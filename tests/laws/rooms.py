@@ -45,6 +45,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "stages",
         "training",
         "dry_run",
+        "own_program.steps",
         "own_program",
         "modules.parts",
         "modules",

@@ -79,6 +79,8 @@ REFUSING = {
     "engine_jax/training/processes.py": "processes that connect",
     "engine_jax/compile/target.py": "compilers that are installed",
     "engine_torch/own_program/module.py": "a user's own module",
+    "engine_torch/own_program/steps/gradients.py": "a user's own module",
+    "engine_torch/own_program/steps/planned.py": "a user's own module",
     "engine_torch/own_program/units.py": "a user's own module",
     "engine_torch/own_program/values.py": "a user's own module",
     "engine_torch/own_program/shards.py": "a user's own module",

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 # 2.13 has new names for collectives of one tensor in and one out, and deprecates the older names, the only ones in 2.11.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -135,6 +136,70 @@ def sum_gradients(module: FSDPModule) -> None:
 def mesh_of(module: FSDPModule) -> DeviceMesh:
     """The mesh over which ``fully_shard`` shards a module's weights."""
     return _groups(module)[0].mesh_info.mesh
+
+
+class GatheredParameter:
+    """A parameter that ``fully_shard`` gathers, as it knows it: PyTorch has no public way from a module to it."""
+
+    def __init__(self, state: Any, parameter: Any) -> None:
+        self._state, self._parameter = state, parameter
+
+    @property
+    def sharded(self) -> torch.nn.Parameter:
+        return self._parameter.sharded_param
+
+    def is_made_of(self, parameter: torch.Tensor) -> bool:
+        """Whether the parameter that a module has is this one, sharded or gathered, with the memory that the next gather reads."""
+        names = ("sharded_param", "_unsharded_param", "_sharded_post_forward_param")
+        if not any(getattr(self._parameter, name, None) is parameter for name in names):
+            return False
+        # Until its first pass ``fully_shard`` takes over new memory.
+        started, gathered = self._state._is_root is not None, self._parameter._sharded_param_data
+        shard = self.sharded.to_local() if isinstance(self.sharded, DTensor) else self.sharded
+        return not started or shard.untyped_storage().data_ptr() == gathered.untyped_storage().data_ptr()
+
+
+def gathered_parameters(root: torch.nn.Module) -> dict[tuple[int, str], GatheredParameter]:
+    """What ``fully_shard`` gathers in a module, by the id of the module that has it and its name there."""
+    found = {}
+    for module in root.modules():
+        if isinstance(module, FSDPModule):
+            for parameter in (one for group in _groups(module) for one in group.fsdp_params):
+                info, gathered = parameter._module_info, GatheredParameter(_state(module), parameter)
+                owners = zip(
+                    (info.module, *info.shared_modules), (info.param_name, *info.shared_param_names), strict=True
+                )
+                found |= {(id(owner), name): gathered for owner, name in owners}
+    return found
+
+
+def backward_pass() -> int | None:
+    """The number of the backward pass that this thread is in, which autograd passes to no hook."""
+    number = torch._C._current_graph_task_id()
+    return None if number == -1 else number
+
+
+def call_at_end_of_backward(function: Callable[[], None]) -> None:
+    """Call a function when the backward pass that this thread is in has made all gradients, before ``backward`` returns."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def tensor_hooks(parameter: torch.Tensor) -> Sequence[Callable[..., object]]:
+    """The hooks of ``register_hook``."""
+    return tuple((parameter._backward_hooks or {}).values())
+
+
+def reattach_hooks(parameter: torch.Tensor) -> None:
+    """Have autograd call a tensor's hooks again: ``torch.utils.swap_tensors``, by which ``to`` and ``to_empty`` change a DTensor, leaves them
+    with the Python object and takes what autograd reads away."""
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        if (hooks := getattr(parameter, name, None)) is not None:
+            setattr(parameter, name, hooks)
+
+
+def accumulate_hooks(parameter: torch.Tensor) -> Sequence[Callable[..., object]]:
+    """The hooks that see a gradient when it has been added to ``.grad``."""
+    return tuple((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())
 
 
 def forget_forward_order(modules: Iterable[FSDPModule]) -> None:

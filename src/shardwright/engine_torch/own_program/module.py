@@ -29,10 +29,12 @@ from shardwright.core.plan.fsdp_groups import WeightOfLayer, weights_of
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.io.dtypes import torch_dtype
-from shardwright.engine_torch.io.mesh import Peers, Ranks
+from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import joined
 from shardwright.engine_torch.io.private import sum_gradients as sum_over_ranks
 from shardwright.engine_torch.lowering.parameters import placements_of
+from shardwright.engine_torch.own_program.steps.gradients import Reductions
+from shardwright.engine_torch.own_program.steps.planned import PlannedWeight, kind_of
 from shardwright.engine_torch.own_program.units import Axes, FsdpAxes, IsUnit, Unit, entries_of_lists, units_of
 from shardwright.engine_torch.own_program.values import require_same_values
 from shardwright.engine_torch.training.processes import device_of
@@ -67,7 +69,10 @@ def parallelize(
 
     ``sum_gradients``: a gradient is the sum over the ranks that have tokens of their own, for a loss that each rank divides
     by the global count. Otherwise it is their average, as in ``fully_shard``: for a loss that is the mean over a
-    rank's own tokens, with the same number on each rank. Set ``requires_grad`` before: without it, no gradient is summed.
+    rank's own tokens, with the same number on each rank. All ranks make each backward pass, and freeze the same weights.
+
+    Weights may be loaded, moved, frozen and, where ``fully_shard`` does not gather them, replaced and tied afterwards: each forward pass looks
+    at what is there, and raises InputError for what would not be reduced.
 
     Weights are gathered and multiplied in the request's ``dtype``; gradients are summed in the dtype of the weights.
 
@@ -107,11 +112,20 @@ def parallelize(
     placed = {one: _placed(one, weights[key], dtensor_axes[key], ranks) for key, one in parameters.items()}
     _replace(module, placed, device)
     _sum_outputs(module)
-    for key, axes in axes_of.items():
-        if not axes.gathered:
-            _reduce(placed[parameters[key]], axes.replicas, ranks, divisor)
     for unit in found:
         _shard(unit, {placed[one] for one in unit.weights}, plan, ranks, divisor)
+    planned = {
+        key: PlannedWeight(
+            name=key,
+            shape=one.shape,
+            gathered=bool(axes_of[key].gathered),
+            in_use=kind_of(placed[parameters[key]]),
+            replicas=axes_of[key].replicas,
+        )
+        for key, one in weights.items()
+    }
+    peers = {one.replicas: ranks.peers(one.replicas) for one in planned.values() if not one.gathered}
+    Reductions(planned, peers, divisor, device).attach(module)
     return ranks.device_mesh
 
 
@@ -296,38 +310,6 @@ def _shard(unit: Unit, own: set[nn.Parameter], plan: Plan, ranks: Ranks, divisor
     # The gradient of an expert on a rank includes tokens of other ranks, so the size of the unit's mesh is not the divisor.
     # Equal gradients of several ranks are summed too, so they are divided by their number.
     sharded.set_gradient_divide_factor(float(divisor * plan.mesh.size(unit.axes.replicated_gradient)))
-
-
-def _reduce(parameter: nn.Parameter, replicas: Axes, ranks: Ranks, divisor: int) -> None:
-    """Reduce the gradient of a weight that ``fully_shard`` does not gather, in each backward pass."""
-    peers = ranks.peers(replicas)
-    if not parameter.requires_grad:
-        return
-
-    def reduced(gradient: torch.Tensor) -> torch.Tensor:
-        if not isinstance(parameter, DTensor) or not isinstance(gradient, DTensor):
-            return _summed(gradient, peers, divisor)
-        gradient = gradient.redistribute(placements=parameter.placements)
-        local = _summed(gradient.to_local(), peers, divisor)
-        return DTensor.from_local(
-            local,
-            gradient.device_mesh,
-            gradient.placements,
-            run_check=False,
-            shape=gradient.shape,
-            stride=gradient.stride(),
-        )
-
-    if peers.group is not None or divisor > 1 or isinstance(parameter, DTensor):
-        parameter.register_hook(reduced)
-
-
-def _summed(gradient: torch.Tensor, peers: Peers, divisor: int) -> torch.Tensor:
-    # A copy: another weight's gradient may share the memory.
-    total = gradient.clone()
-    if peers.group is not None:
-        dist.all_reduce(total, group=peers.group)
-    return total.div_(divisor)
 
 
 def _dtype(one: torch.Tensor) -> str:
