@@ -35,6 +35,7 @@ from shardwright.engine_torch.io.private import sum_gradients as sum_over_ranks
 from shardwright.engine_torch.lowering.parameters import placements_of
 from shardwright.engine_torch.own_program.steps.gradients import Reductions
 from shardwright.engine_torch.own_program.steps.planned import PlannedWeight, kind_of
+from shardwright.engine_torch.own_program.steps.replicas import ReplicaComparison
 from shardwright.engine_torch.own_program.units import Axes, FsdpAxes, IsUnit, Unit, entries_of_lists, units_of
 from shardwright.engine_torch.own_program.values import require_same_values
 from shardwright.engine_torch.training.processes import device_of
@@ -125,7 +126,10 @@ def parallelize(
         for key, one in weights.items()
     }
     peers = {one.replicas: ranks.peers(one.replicas) for one in planned.values() if not one.gathered}
-    Reductions(planned, peers, divisor, device).attach(module)
+    sharded_by = {key: plan.mesh.larger_than_one(one.at_rest.axes) for key, one in weights.items()}
+    replicated = {key: axes for key, axes in sharded_by.items() if plan.mesh.size(axes) < plan.mesh.num_devices}
+    comparison = ReplicaComparison(plan.mesh, replicated, device) if replicated else None
+    Reductions(planned, peers, divisor, device, comparison).attach(module)
     return ranks.device_mesh
 
 

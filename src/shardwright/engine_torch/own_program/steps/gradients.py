@@ -23,11 +23,14 @@ from shardwright.engine_torch.io.private import (
     accumulate_hooks,
     backward_pass,
     call_at_end_of_backward,
+    gathered_parameters,
     reattach_hooks,
     tensor_hooks,
 )
 from shardwright.engine_torch.lowering.parameters import local_of
-from shardwright.engine_torch.own_program.steps.planned import PlannedWeight, WeightEntry, current_weights
+from shardwright.engine_torch.own_program.steps.buffers import unsaved_on_meta, warn_of_not_finite
+from shardwright.engine_torch.own_program.steps.planned import PlannedWeight, WeightEntry, current_weights, entries_of
+from shardwright.engine_torch.own_program.steps.replicas import ReplicaComparison
 
 BUCKET_BYTES = 32 * 2**20
 """Gradients that are summed in one collective: enough that its latency is small, and no second copy of all gradients."""
@@ -61,7 +64,7 @@ BackwardPass = dict[str, _PassGradient]
 
 class Reductions:
     """The reductions of one module. ``planned``: its weights by name. ``peers``: the replicas by their axes. ``divisor``: of every
-    gradient. A deep copy of the module has reductions of its own."""
+    gradient. ``comparison``: of the replicas of all weights. A deep copy of the module has reductions of its own."""
 
     def __init__(
         self,
@@ -69,14 +72,19 @@ class Reductions:
         peers: Mapping[tuple[str, ...], Peers],
         divisor: int,
         device: torch.device,
+        comparison: ReplicaComparison | None = None,
     ) -> None:
         self.planned, self.peers, self.divisor, self.device = planned, peers, divisor, device
+        self._comparison = comparison
+        self._unsaved: frozenset[str] = frozenset()
         self._root: Callable[[], nn.Module | None] = lambda: None
         self._hooks: dict[str, _WeightHook] = {}
         self._passes: dict[int, BackwardPass] = {}
 
     def __deepcopy__(self, memo: dict[int, object]) -> Reductions:
-        copied = Reductions(self.planned, self.peers, self.divisor, self.device)
+        copied = Reductions(
+            self.planned, self.peers, self.divisor, self.device, self._comparison and self._comparison.again()
+        )
         memo[id(self)] = copied
         # None in a copy of a part of the module.
         root = memo.get(id(self._root()))
@@ -88,6 +96,7 @@ class Reductions:
         """Have every forward pass of the module, and of a part of it, look at its weights first."""
         self._root = weakref.ref(root)
         self.refresh()
+        self._unsaved = unsaved_on_meta(root)
         root.register_forward_pre_hook(self.before_forward, prepend=True)
         root.register_forward_hook(self.after_forward)
         for owner in root.modules():
@@ -105,7 +114,8 @@ class Reductions:
 
     def after_forward(self, _root: nn.Module, _inputs: object, output: object) -> None:
         """A rank takes part in the end of a pass that has a gradient of the output, also where it uses none of these weights."""
-        if torch.is_grad_enabled() and any(peers.group is not None for peers in self.peers.values()):
+        by_all = self._comparison is not None or any(peers.group is not None for peers in self.peers.values())
+        if torch.is_grad_enabled() and by_all:
             _call_untraced(Reductions._begin_at, self, output)
 
     def refresh(self) -> None:
@@ -117,6 +127,9 @@ class Reductions:
                 "Copy the entire module, or freeze this part."
             )
         entries = current_weights(root, self.planned)
+        if self._unsaved:
+            warn_of_not_finite(root, self._unsaved)
+            self._unsaved = frozenset()
         if backward_pass() is None:
             # Of passes that have raised an error.
             self._passes.clear()
@@ -153,6 +166,8 @@ class Reductions:
 
     @torch.no_grad()
     def _end(self, backward: BackwardPass) -> None:
+        if self._comparison is not None and self._comparison.is_over(self._shards_at_rest()):
+            self._comparison = None
         for axes, peers in self.peers.items():
             if peers.group is not None:
                 names = [
@@ -164,6 +179,15 @@ class Reductions:
         for kept in backward.values():
             kept.local.div_(self.divisor)
             kept.store()
+
+    def _shards_at_rest(self) -> dict[str, torch.Tensor]:
+        root, shards = self._root(), {}
+        assert root is not None
+        gathered = gathered_parameters(root)
+        for entry in entries_of(root):
+            state = gathered.get((id(entry.owner), entry.leaf))
+            shards.setdefault(entry.name, local_of(entry.parameter if state is None else state.sharded))
+        return shards
 
     def _agree(self, backward: BackwardPass, names: Sequence[str], peers: Peers) -> list[torch.Tensor]:
         """The gradients of the weights that any of the ranks used, by name, with zeros where this one did not."""
