@@ -1,15 +1,18 @@
-"""Of a run on ranks: amaxes that differ on one rank are refused on all of them before they are saved."""
+"""Of a run on ranks: weights and amaxes that differ on one rank are refused on all of them."""
 
 from __future__ import annotations
 
+import pytest
+import torch
 import torch.distributed as dist
 
 from shardwright.checkpoint import CheckpointError
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.presets import preset
-from shardwright.engine_torch.training.state import boxes_of, delayed_boxes, initial_state
+from shardwright.engine_torch.lowering.parameters import local_of
+from shardwright.engine_torch.training.state import boxes_of, delayed_boxes, initial_state, weight_replicas
 from shardwright.runs.processes.group import ExchangedValue
-from shardwright.runs.processes.replicas import require_equal
+from shardwright.runs.processes.replicas import require_equal, unequal_weights
 from tests.engine_jax.steps import Case
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import torch_plan
@@ -62,3 +65,24 @@ def test_a_history_that_differs_on_one_rank_is_named_on_all(four: Ranks) -> None
     assert ranks[0][3] == num
     assert 0 < ranks[1][3] < num
     assert [one[3] for one in ranks[2:]] == [0, 0]
+
+
+def compared_weights(plan: Plan) -> tuple[str | None, str | None]:
+    """What a rank reads where all weights are equal, and where one rank has another one."""
+    state = initial_state(model_of(plan), 0)
+    equal = unequal_weights(weight_replicas(state), OverRanks(), 1)
+    if dist.get_rank() == 3:
+        with torch.no_grad():
+            local_of(state.model.parameters()["layers.1.attention.q"]).view(-1)[0] += 1e-7
+    return equal, unequal_weights(weight_replicas(state), OverRanks(), 1)
+
+
+@pytest.mark.parametrize(("layout", "mesh"), [("hsdp", "data=2,fsdp=2"), ("ddp", "data=4")])
+def test_a_weight_that_differs_on_one_rank_is_named_on_all(four: Ranks, layout: str, mesh: str) -> None:
+    answers = four.run(compared_weights, torch_plan(Case(model="llama3-test", layout=layout, mesh=mesh)))
+    assert len(set(answers)) == 1
+    equal, unequal = answers[0]
+    assert equal is None
+    assert unequal is not None
+    assert unequal.startswith("step 1: weight 'layers.attention.q' [1:2,"), unequal
+    assert "must have the same bits on all devices that hold it, and has not (processes " in unequal

@@ -13,7 +13,7 @@ from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.boxes.box import Box
 from shardwright.data import Batch, Batches, Rows, read_corpus, read_tokenizer
-from shardwright.runs import Connection, MakeEngine, StepMetrics, Weights, run
+from shardwright.runs import Connection, HeldReplica, MakeEngine, StepMetrics, Weights, run
 from shardwright.training.options import RunOptions, RunOutcome, Silent
 
 ROWS, LENGTH = 4, 16
@@ -55,6 +55,9 @@ class Counting:
         return [INFO]
 
     def replicas(self) -> Iterator[OwnedBox]:
+        yield from ()
+
+    def weight_replicas(self) -> Iterator[HeldReplica]:
         yield from ()
 
     def boxes(self) -> Iterator[OwnedBox]:

@@ -19,7 +19,7 @@ from shardwright.data import Batch, read_corpus, read_tokenizer
 from shardwright.data.batches import stream
 from shardwright.data.packing import Rows
 from shardwright.layouts import load_recipe
-from shardwright.runs import StepMetrics, run
+from shardwright.runs import HeldReplica, StepMetrics, run
 from shardwright.runs.run import _run
 from shardwright.training.options import RunOptions, RunOutcome, Silent
 from tests.runs.counting import LENGTH, NOBODY, ROWS, Counting, made, options
@@ -42,6 +42,9 @@ class Reading(Counting):
         return StepMetrics(loss=1 / self._step, grad_norm=1.0, tokens=1)
 
     def replicas(self) -> Iterator[OwnedBox]:
+        yield from ()
+
+    def weight_replicas(self) -> Iterator[HeldReplica]:
         yield from ()
 
     def boxes(self) -> Iterator[OwnedBox]:

@@ -14,7 +14,7 @@ import pytest
 from shardwright import load_recipe, make_plan
 from shardwright.checkpoint import CheckpointError, OwnedBox, committed
 from shardwright.core.boxes.box import Box
-from shardwright.runs import run
+from shardwright.runs import HeldReplica, RunError, run
 from shardwright.runs.processes.group import ExchangedValue
 from shardwright.runs.processes.replicas import require_equal
 from shardwright.training.options import RunOptions, Silent
@@ -128,3 +128,29 @@ def test_a_run_ends_before_it_saves_one_of_two_histories(tmp_path: Any) -> None:
         go(Diverging(range(ROWS), {"counting": "1"}))
     assert [path.name for path in committed(run_options.out)] == ["step-00000002"]
     assert go(counting(), resume=True).step == 6
+
+
+class Unequal(Counting):
+    """A process with two devices, whose weights differ after step 1."""
+
+    def weight_replicas(self) -> Iterator[HeldReplica]:
+        for device, value in enumerate((1.0, 2.0)):
+            (box,) = boxes_of({"w 0": [value]})
+            yield HeldReplica(device=device, axes="fsdp", box=box)
+
+
+def test_a_run_ends_after_a_first_step_that_left_unequal_weights(tmp_path: Any) -> None:
+    with pytest.raises(RunError) as caught:
+        run(
+            options(tmp_path),
+            plan_of(),
+            Silent(),
+            connection=NOBODY,
+            make_engine=made(Unequal(range(ROWS), {"counting": "1"})),
+        )
+    assert str(caught.value) == (
+        "step 1: weight 'w' [0:1,0:1] must have the same bits on all devices that hold it, and has not (processes 0). This step was not "
+        "saved. A device has read or computed other values: start again from the newest checkpoint, and if it happens again, leave the "
+        "machine out."
+    )
+    assert not committed(tmp_path)

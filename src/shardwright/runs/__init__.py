@@ -21,6 +21,18 @@ progress of a run are in ``shardwright.training.options``.
 from shardwright.runs.engine import Engine, OpenFolder, Reads, Weights
 from shardwright.runs.metrics.records import RunError, StepMetrics
 from shardwright.runs.processes.rendezvous import Connection
+from shardwright.runs.processes.replicas import HeldReplica
 from shardwright.runs.run import MakeEngine, run
 
-__all__ = ["Connection", "Engine", "MakeEngine", "OpenFolder", "Reads", "RunError", "StepMetrics", "Weights", "run"]
+__all__ = [
+    "Connection",
+    "Engine",
+    "HeldReplica",
+    "MakeEngine",
+    "OpenFolder",
+    "Reads",
+    "RunError",
+    "StepMetrics",
+    "Weights",
+    "run",
+]

@@ -11,6 +11,7 @@ from shardwright.core.boxes.box import Box
 from shardwright.core.plan.plan import Plan
 from shardwright.data import Batch
 from shardwright.runs.metrics.records import StepMetrics
+from shardwright.runs.processes.replicas import HeldReplica
 from shardwright.storage.url import Place
 from shardwright.training.partial import PartialWeights
 
@@ -61,7 +62,7 @@ class Engine(Protocol):
 
     It is made before anything is read or allocated, by a function that raises FindingsError for a plan that the engine does
     not run, and InputError for missing devices. Then ``begin``, ``prepare`` and the steps are called in this order. ``begin`` is called again
-    where any process finds a checkpoint damaged. ``tensors``, ``boxes`` and ``replicas`` are called between two steps.
+    where any process finds a checkpoint damaged. ``tensors``, ``boxes`` and both kinds of replicas are called between two steps.
     """
 
     @property
@@ -114,4 +115,8 @@ class Engine(Protocol):
 
     def replicas(self) -> Iterator[OwnedBox]:
         """The boxes of what is kept for delayed amaxes, on each device of this process: equal wherever a box is held."""
+        ...
+
+    def weight_replicas(self) -> Iterator[HeldReplica]:
+        """The boxes of weights that several devices hold, on each device of this process."""
         ...

@@ -18,10 +18,10 @@ from shardwright.runs.fingerprint import rules_of_run
 from shardwright.runs.hold import Hold
 from shardwright.runs.metrics.journal import BoardWriter, Journal, journal, keep_later_lines
 from shardwright.runs.metrics.rates import Rates, rates_of
-from shardwright.runs.metrics.records import StepMetrics, beside_plan, record_of, require_sound
+from shardwright.runs.metrics.records import RunError, StepMetrics, beside_plan, record_of, require_sound
 from shardwright.runs.metrics.run_record import recorded
 from shardwright.runs.processes.group import Ending, Group
-from shardwright.runs.processes.replicas import require_equal
+from shardwright.runs.processes.replicas import require_equal, unequal_weights
 from shardwright.runs.processes.signals import Stop, stop_on_signal
 from shardwright.runs.resuming import rename_conflicting
 from shardwright.runs.source import Source, batches
@@ -118,6 +118,8 @@ class Loop:
                 times.append(step_s)
                 seen = None if seen is None else seen + metrics.tokens
                 self._record(number, metrics, step_s, seen, rates, records)
+                if number == first + 1:
+                    self._compare_weights(number)
                 loss = metrics.loss
                 # Read the signal only once: one that came between two reads would end the run without saving it.
                 ending = self.group.stop_after(number, last, stop.signal.name if stop.signal is not None else None)
@@ -186,6 +188,12 @@ class Loop:
         if records is not None:
             records.write(record)
         self.shown.step(record)
+
+    def _compare_weights(self, number: int) -> None:
+        """Once: what replicas are after a step, they were made of the same values and gradients."""
+        unequal = unequal_weights(self.engine.weight_replicas(), self.group, number)
+        if unequal is not None:
+            raise RunError(unequal)
 
     def _is_due(self, number: int) -> bool:
         every = self.options.checkpoint_every

@@ -14,10 +14,10 @@ from shardwright.data import Batch
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.feed import feed_of
 from shardwright.engine_jax.training.processes import CONNECTION
-from shardwright.engine_jax.training.snapshot import delayed_boxes, infos_of, load_state, own_boxes
+from shardwright.engine_jax.training.snapshot import delayed_boxes, infos_of, load_state, own_boxes, weight_replicas
 from shardwright.engine_jax.training.state import State, abstract_state, initial_state
 from shardwright.engine_jax.training.step import abstract_batch, batch_sharding, train_step
-from shardwright.runs import OpenFolder, StepMetrics, Weights, run
+from shardwright.runs import HeldReplica, OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
@@ -103,6 +103,10 @@ class JaxEngine:
     def replicas(self) -> Iterator[OwnedBox]:
         assert self._state is not None
         return delayed_boxes(self._state)
+
+    def weight_replicas(self) -> Iterator[HeldReplica]:
+        assert self._state is not None
+        return weight_replicas(self._state, self.plan, self._mesh)
 
 
 def of_steps(held: int | None, *, compiling: int, program: int) -> int | None:

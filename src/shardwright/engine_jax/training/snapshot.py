@@ -21,7 +21,7 @@ from shardwright.engine_jax.io.exchange import ProcessCarrier
 from shardwright.engine_jax.lowering.resting import resting_names
 from shardwright.engine_jax.lowering.updates import own_parts
 from shardwright.engine_jax.training.state import State, Tensor, arrays_of, box_of, make_state, tensors_of
-from shardwright.runs import Reads, Weights
+from shardwright.runs import HeldReplica, Reads, Weights
 from shardwright.training.optimizer import STATE, saved_as
 from shardwright.training.published import KEPT
 
@@ -55,6 +55,20 @@ def own_boxes(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[Owned
     if any(numbers[device] == 0 for device in mesh.local_devices):
         for name, array in state.shared.items():
             yield OwnedBox(name=name, box=Box.whole(array.shape), array=_of_shared(array))
+
+
+def weight_replicas(state: State[jax.Array], plan: Plan, mesh: Mesh) -> Iterator[HeldReplica]:
+    """What each device of this process has of weights that other devices hold too."""
+    numbers = {device: number for number, device in enumerate(mesh.devices.flat)}
+    for tensor in tensors_of(plan, mesh):
+        array = state.weights.get(tensor.name)
+        axes = plan.mesh.larger_than_one(tensor.spec.axes)
+        if array is None or plan.mesh.size(axes) == plan.mesh.num_devices:
+            continue
+        for shard in array.addressable_shards:
+            box = box_of(shard.index, array.shape)
+            owned = OwnedBox(name=tensor.name, box=box, array=_copy_of(shard, box.within(box), array.dtype))
+            yield HeldReplica(device=numbers[shard.device], axes=" ".join(axes), box=owned)
 
 
 def delayed_boxes(state: State[jax.Array]) -> Iterator[OwnedBox]:

@@ -25,9 +25,10 @@ from shardwright.engine_torch.training.state import (
     initial_state,
     load_state,
     tensors_of,
+    weight_replicas,
 )
 from shardwright.engine_torch.training.step import TrainStep, train_step
-from shardwright.runs import OpenFolder, StepMetrics, Weights, run
+from shardwright.runs import HeldReplica, OpenFolder, StepMetrics, Weights, run
 from shardwright.training.optimizer import optimizer_options
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
@@ -117,3 +118,7 @@ class TorchEngine:
     def replicas(self) -> Iterator[OwnedBox]:
         assert self._state is not None
         return delayed_boxes(self._state)
+
+    def weight_replicas(self) -> Iterator[HeldReplica]:
+        assert self._state is not None
+        return weight_replicas(self._state)

@@ -35,7 +35,7 @@ from shardwright.engine_torch.model.stage import Stage
 from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.engine_torch.stages.tied import copy_tied, counted_elsewhere
 from shardwright.init import box_values
-from shardwright.runs import Reads, Weights
+from shardwright.runs import HeldReplica, Reads, Weights
 from shardwright.training.optimizer import FIRST, SECOND, STATE, kept_tensors, owner_of, saved_as
 from shardwright.training.optimizers import OPTIMIZER, is_own
 from shardwright.training.published import KEPT
@@ -266,6 +266,23 @@ def boxes_of(state: State) -> Iterator[OwnedBox]:
                 yield _owned(row.name, _frozen_box(stage, row.name), stage.frozen[row.name].detach, now)
     own = {one.name for stage in model.stages.values() for one in stage.plan.delayed_tensors if _saves(stage, one.spec)}
     yield from (one for one in delayed_boxes(state) if one.name in own)
+
+
+def weight_replicas(state: State) -> Iterator[HeldReplica]:
+    """This rank's boxes of weights that other ranks hold too, but for those that rest as codes."""
+    model = state.model
+    now = now_on(model.ranks.device)
+    for stage in model.stages.values():
+        mesh = stage.plan.mesh
+        for one in stage.weights:
+            axes = mesh.larger_than_one(one.at_rest.axes)
+            if one.key in stage.resting or mesh.size(axes) == mesh.num_devices:
+                continue
+            array, dtype = local_of(stage.parameters()[one.key]), torch_dtype(one.dtype)
+            for table_box in _table_boxes(model.plan, one, model.ranks, in_update=False):
+                box = _of_layer(table_box.box, one)
+                owned = _owned(one.weight, box, partial(_in_box, array, table_box, box, dtype), now)
+                yield HeldReplica(device=model.ranks.rank, axes=" ".join(axes), box=owned)
 
 
 def _saves(stage: Stage, spec: Spec) -> bool:
