@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from shardwright.storage import asking
+
 _AS_STARTED, _RECURSION = dict(os.environ), sys.getrecursionlimit()
 
 ROOT = Path(__file__).parent.parent
@@ -119,6 +121,12 @@ def user_environment() -> dict[str, str]:
     path = os.pathsep.join([str(Path(sys.executable).parent), _AS_STARTED.get("PATH", "")])
     flags = f"{_AS_STARTED.get('XLA_FLAGS', '')} {_QUICKLY}".strip()
     return {**_AS_STARTED, **_OFFLINE, "PATH": path, "TOKENIZERS_PARALLELISM": "false", "XLA_FLAGS": flags}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pauses() -> None:
+    """A store of this machine is asked again at once."""
+    asking.PAUSES_S = (0.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="session")

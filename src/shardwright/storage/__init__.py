@@ -3,6 +3,7 @@
 url.py      a folder or file of an object store by its URL, and the choice between it and a local path
 client.py   the client of a store, from fsspec, and its errors as OSErrors
 objects.py  lists, reads, writes and deletes objects of a store
+asking.py   how often a store is asked before what seems missing or damaged is believed
 system.py   what can be done with files: one type
 local.py    files of this machine: its first implementation
 store.py    files of a store: the second one

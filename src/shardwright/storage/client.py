@@ -68,6 +68,12 @@ def connected(url: Url) -> tuple[Any, str]:
     return system, path
 
 
+def reconnect(url: Url) -> None:
+    """The next request to this store goes through a new client, and so through a new connection. Those under way are not disturbed."""
+    system, _ = connected(url)
+    type(system).clear_instance_cache()
+
+
 @contextmanager
 def as_os_errors(url: Url) -> Iterator[None]:
     """Turns every error of a store's client into an OSError with a reason, the URL, and the subclass that it had."""

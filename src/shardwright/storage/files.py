@@ -31,6 +31,10 @@ def read_regular(path: Place, most_bytes: int) -> bytes:
     return system_of(path).read(path, most_bytes)
 
 
+def read_settled(path: Place, most_bytes: int) -> bytes:
+    return system_of(path).read_settled(path, most_bytes)
+
+
 def size_of(path: Place) -> int:
     return system_of(path).size(path)
 

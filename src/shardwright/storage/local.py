@@ -20,6 +20,7 @@ class LocalFiles:
     parallel = 1
     request_bytes = 1
     grows = True
+    pauses_s = ()
 
     def open(self, path: Path) -> Opened:
         mode = path.stat().st_mode
@@ -34,6 +35,9 @@ class LocalFiles:
             if num_bytes > most_bytes:
                 raise OSError(errno.EFBIG, f"found {num_bytes:,} bytes, needed at most {most_bytes:,}", str(path))
             return file.read(num_bytes)
+
+    def read_settled(self, path: Path, most_bytes: int) -> bytes:
+        return self.read(path, most_bytes)
 
     def size(self, path: Path) -> int:
         return path.stat().st_size
@@ -101,6 +105,16 @@ class LocalFiles:
     def remove(self, paths: Iterable[Path]) -> None:
         for path in paths:
             path.unlink()
+
+    def reconnect(self, path: Path) -> None:
+        """There are none."""
+
+    def is_final(self, error: BaseException | None) -> bool:
+        del error
+        return True
+
+    def doubt(self, path: Path, *, missing: bool) -> str | None:
+        del path, missing
 
     def resolved(self, path: Path) -> Path:
         return Path(os.path.realpath(path))

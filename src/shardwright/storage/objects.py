@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import re
 import time
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -31,18 +32,22 @@ REFUSED = re.compile(r"PreconditionFailed|pre-conditions|conditionNotMet")
 """In the error of a conditional write that a store has refused because there is an object."""
 MAGIC = re.compile(r"[*?\[]")
 """Characters for which a client would look for several names."""
+MD5 = re.compile(r"[0-9a-f]{32}")
+"""An ETag of S3 that is the checksum of the bytes: not that of an upload of several parts."""
 MODIFIED = ("LastModified", "last_modified", "updated", "modified", "mtime", "created")
 """Where clients say when an object was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """An object or a folder by its name in the folder that was listed. ``modified`` None: the store does not say."""
+    """An object or a folder by its name in the folder that was listed. ``modified`` and ``md5``, of its bytes, None: the store does
+    not say."""
 
     name: str
     is_folder: bool
     num_bytes: int
     modified: datetime | None
+    md5: str | None = None
 
 
 def entries(folder: Url) -> tuple[Entry, ...]:
@@ -164,7 +169,7 @@ class ObjectFile:
 
     def __init__(self, url: Url) -> None:
         self._url, self._at = url, 0
-        self._system, self._path = connected(url)
+        connected(url)
 
     def __enter__(self) -> ObjectFile:
         return self
@@ -187,13 +192,15 @@ class ObjectFile:
     def readinto(self, target: memoryview) -> int:
         """Fill ``target`` by several requests at a time, and return the number of its bytes that were read."""
         done, start = 0, self._at
+        # Not kept since it was opened: what is asked for again is asked through another connection.
+        system, path = connected(self._url)
         while done < len(target):
             low = start + done
             high = min(start + len(target), low + PARALLEL_REQUESTS * REQUEST_BYTES)
             starts = list(range(low, high, REQUEST_BYTES))
             ends = [min(one + REQUEST_BYTES, high) for one in starts]
             with as_os_errors(self._url):
-                found = self._system.cat_ranges([self._path] * len(starts), starts, ends, on_error="return")
+                found = system.cat_ranges([path] * len(starts), starts, ends, on_error="return")
                 chunks = [_chunk(one) for one in found]
             for first, end, chunk in zip(starts, ends, chunks, strict=True):
                 if len(chunk) > end - first:
@@ -230,7 +237,17 @@ def _entry(row: dict[str, Any], name: str) -> Entry:
         is_folder=row["type"] == "directory",
         num_bytes=int(row.get("size") or 0),
         modified=next((at for key in MODIFIED if (at := _time(row.get(key))) is not None), None),
+        md5=_md5(row),
     )
+
+
+def _md5(row: dict[str, Any]) -> str | None:
+    """The checksum that the client of S3 has as the ETag, and that of Google's store in base64."""
+    with suppress(ValueError):
+        of_google = row.get("md5Hash")
+        tag = b64decode(of_google).hex() if of_google else str(row.get("ETag") or "").strip('"')
+        return tag if MD5.fullmatch(tag) else None
+    return None
 
 
 def _time(value: Any) -> datetime | None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from shardwright.storage import objects
+from shardwright.storage import asking, objects
+from shardwright.storage.client import reconnect
 from shardwright.storage.objects import PARALLEL_REQUESTS, REQUEST_BYTES, ObjectFile
 from shardwright.storage.system import Identity, Opened
 from shardwright.storage.url import Url
@@ -19,12 +20,19 @@ class StoreFiles:
     request_bytes = PARALLEL_REQUESTS * REQUEST_BYTES
     grows = False
 
+    @property
+    def pauses_s(self) -> Sequence[float]:
+        return asking.PAUSES_S
+
     def open(self, path: Url) -> Opened:
         # One that is missing raises at the first read.
         return ObjectFile(path)
 
     def read(self, path: Url, most_bytes: int) -> bytes:
         return objects.read(path, most_bytes)
+
+    def read_settled(self, path: Url, most_bytes: int) -> bytes:
+        return asking.read_settled(path, most_bytes)
 
     def size(self, path: Url) -> int:
         return objects.entry(path).num_bytes
@@ -74,6 +82,15 @@ class StoreFiles:
 
     def remove(self, paths: Iterable[Url]) -> None:
         objects.remove(list(paths))
+
+    def reconnect(self, path: Url) -> None:
+        reconnect(path)
+
+    def is_final(self, error: BaseException | None) -> bool:
+        return asking.is_final(error)
+
+    def doubt(self, path: Url, *, missing: bool) -> str | None:
+        return asking.doubt(path, missing=missing)
 
     def resolved(self, path: Url) -> Url:
         return path

@@ -32,12 +32,16 @@ class FileSystem(Protocol[AnyPlace]):
     """Files of one kind of place. Every failure is an OSError with its reason.
 
     ``parallel``: how many files are read or written at a time, where most of the time is waiting. ``request_bytes``: how many bytes of a
-    file are asked for at a time, at least. ``grows``: whether a file has a size before all of it is written.
+    file are asked for at a time, at least. ``grows``: whether a file has a size before all of it is written. ``pauses_s``: before each time that
+    a file is read again which seems missing or damaged; none where one read is a proof.
     """
 
     parallel: int
     request_bytes: int
     grows: bool
+
+    @property
+    def pauses_s(self) -> Sequence[float]: ...
 
     def open(self, path: AnyPlace) -> Opened:
         """A regular file, or a link to one. Raises for a pipe, a device and a socket: a pipe would block, a device might never end."""
@@ -45,6 +49,10 @@ class FileSystem(Protocol[AnyPlace]):
 
     def read(self, path: AnyPlace, most_bytes: int) -> bytes:
         """All bytes of a regular file. Raises also for one of more than ``most_bytes``."""
+        ...
+
+    def read_settled(self, path: AnyPlace, most_bytes: int) -> bytes:
+        """As ``read``, of bytes that are written on: one wrong answer of a store is not what they become."""
         ...
 
     def size(self, path: AnyPlace) -> int: ...
@@ -94,6 +102,18 @@ class FileSystem(Protocol[AnyPlace]):
         ...
 
     def remove(self, paths: Iterable[AnyPlace]) -> None: ...
+
+    def reconnect(self, path: AnyPlace) -> None:
+        """The next read goes through another connection."""
+        ...
+
+    def is_final(self, error: BaseException | None) -> bool:
+        """Whether an error is about no file, so that to read again is of no use."""
+        ...
+
+    def doubt(self, path: AnyPlace, *, missing: bool) -> str | None:
+        """Why a file may not be what was read of it several times, or may not be missing; None: there is no reason."""
+        ...
 
     def resolved(self, path: AnyPlace) -> AnyPlace:
         """Equal for two paths of one folder."""

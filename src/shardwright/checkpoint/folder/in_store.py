@@ -21,10 +21,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from shardwright.checkpoint.folder.names import STEP, saved_before
-from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.fields import MAX_JSON_BYTES
 from shardwright.checkpoint.format.manifest import FILE_NAME, Manifest, manifest_text
 from shardwright.checkpoint.format.read_manifest import ATTEMPT, read_manifest
+from shardwright.storage.asking import read_settled, settled
 from shardwright.storage.files import each, exists
 from shardwright.storage.objects import Entry, entries, entries_below, put, put_new, read, remove
 from shardwright.storage.url import Url
@@ -54,10 +55,10 @@ class InStore:
     locks = False
 
     def committed(self, checkpoints: Url) -> tuple[Url, ...]:
-        """Those with a manifest."""
+        """Those with a manifest. A listing that leaves out the newest step would make a run go on from an older one."""
         with _explained(checkpoints):
-            steps = _steps(entries(checkpoints))
-            there = each(checkpoints, lambda name: exists(checkpoints / name / FILE_NAME), steps)
+            steps = settled(checkpoints, lambda: _steps(entries(checkpoints)))
+            there = each(checkpoints, lambda name: _exists(checkpoints / name / FILE_NAME), steps)
             found = [checkpoints / name for name, known in zip(steps, there, strict=True) if known]
         return tuple(sorted(found, key=_step, reverse=True))
 
@@ -69,7 +70,7 @@ class InStore:
 
     def has_manifest(self, directory: Url) -> bool:
         with _explained(directory):
-            return exists(directory / FILE_NAME)
+            return _exists(directory / FILE_NAME)
 
     def is_gone(self, directory: Url) -> bool:
         return not self.has_manifest(directory)
@@ -102,7 +103,10 @@ class InStore:
         manifest = step / FILE_NAME
         aside = step / f"{FILE_NAME}.{why}-{secrets.token_hex(4)}"
         try:
-            put(aside, read(manifest, MAX_JSON_BYTES))
+            data = read_settled(manifest, MAX_JSON_BYTES)
+            put(aside, data)
+            if read_settled(aside, MAX_JSON_BYTES) != data:
+                raise OSError(errno.EIO, "the store does not have of it what was written", str(aside))
             remove([manifest])
         except OSError as error:
             raise CheckpointError(f"{step}: its manifest cannot be renamed: {error.strerror}.") from error
@@ -139,7 +143,14 @@ class InStore:
             _publish(final, manifest_text(replace(manifest, folder=directory.name)).encode())
         except FileExistsError:
             raise saved_before(final) from None
-        read_manifest(final)
+        try:
+            read_manifest(final)
+        except DamagedError:
+            raise
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"{final}: this checkpoint is complete, and could not be read back: {error.message} Go on with --resume."
+            ) from error
 
     def make_durable(self, final: Url) -> None:
         """It is."""
@@ -224,7 +235,8 @@ def _remove_dead(checkpoints: Url, run: str | None) -> None:
     last = max((*found.written, *(time for files in below.values() for time in _last(files))), default=None)
     for leftover, files in below.items():
         of_ours = run is not None and leftover.name.startswith(f"{run}-")
-        if of_ours or (last is not None and any(last - time > DEAD_AFTER for time in _last(files))):
+        dead = of_ours or (last is not None and any(last - time > DEAD_AFTER for time in _last(files)))
+        if dead and _is_leftover(leftover):
             remove([leftover / one.name for one in files])
 
 
@@ -240,6 +252,20 @@ def _leftovers(step: Url, items: tuple[Entry, ...]) -> list[Url]:
     return [] if used is None else [step / name for name in attempts if name not in used]
 
 
+def _is_leftover(directory: Url) -> bool:
+    """Whether a step is without a manifest, or no manifest of its step names an attempt, by more than one answer. Raises OSError."""
+    step = directory if STEP.fullmatch(directory.name) else directory.parent
+    names = settled(step, lambda: [one.name for one in entries(step) if not one.is_folder])
+    manifests = {FILE_NAME, *(name for name in names if ASIDE.fullmatch(name))}
+    used = _folders_in_use(step, manifests)
+    return used is not None and (directory.name not in used if step != directory else not used)
+
+
+def _exists(manifest: Url) -> bool:
+    """Whether a step has a manifest. That it has none is not believed at once."""
+    return exists(manifest) or settled(manifest, lambda: exists(manifest))
+
+
 def _folders_in_use(step: Url, manifests: Iterable[str]) -> frozenset[str] | None:
     """The folders that manifests of a step name, the empty name for one that names none. Raises OSError.
 
@@ -248,7 +274,8 @@ def _folders_in_use(step: Url, manifests: Iterable[str]) -> frozenset[str] | Non
     found: set[str] = set()
     for name in manifests:
         try:
-            folder = json.loads(read(step / name, MAX_JSON_BYTES)).get("folder", "")
+            # What no manifest names is deleted: one answer is not enough.
+            folder = json.loads(read_settled(step / name, MAX_JSON_BYTES)).get("folder", "")
         except FileNotFoundError:
             continue
         except (ValueError, RecursionError, AttributeError):

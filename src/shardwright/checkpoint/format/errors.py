@@ -25,11 +25,20 @@ class CheckpointError(InputError):
         return _remake, (type(self), self.message, self.code)
 
 
+MISSING = "missing"
+"""What was read of a file that is not there."""
+
+
 class DamagedError(CheckpointError):
     """A checkpoint is proven not to be what was saved: a digest does not match, bytes or a file are missing.
 
-    A checkpoint that cannot be read now, or was written by another release, is not proven damaged.
+    A checkpoint that cannot be read now, or was written by another release, is not proven damaged. ``read``: equal for two errors
+    if what was read was equal; a digest of it, or ``MISSING``.
     """
+
+    def __init__(self, message: str, *, lines: Sequence[str] = (), code: str = "SW503", read: str = "") -> None:
+        super().__init__(message, lines=lines, code=code)
+        self.read = read
 
 
 def _remake(kind: type[CheckpointError], message: str, code: str) -> CheckpointError:

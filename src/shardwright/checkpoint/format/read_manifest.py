@@ -8,8 +8,8 @@ from math import prod
 from typing import Any
 
 from shardwright.checkpoint.format.dtypes import DTYPES
-from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
-from shardwright.checkpoint.format.fields import MOST, Field, read_json
+from shardwright.checkpoint.format.errors import MISSING, CheckpointError, DamagedError
+from shardwright.checkpoint.format.fields import MAX_JSON_BYTES, MOST, Field, parse_json
 from shardwright.checkpoint.format.manifest import (
     FILE_NAME,
     FORMAT,
@@ -22,9 +22,11 @@ from shardwright.checkpoint.format.manifest import (
     TensorInfo,
     content_digest,
 )
-from shardwright.checkpoint.format.pieces import MAX_PIECE_BYTES
+from shardwright.checkpoint.format.pieces import MAX_PIECE_BYTES, digest_of
+from shardwright.checkpoint.format.proof import proven
 from shardwright.checkpoint.retention.rules import LOSS, Retention
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.storage.files import read_regular
 from shardwright.storage.url import Place
 
 HEX_128 = re.compile(r"[0-9a-f]{32}")
@@ -45,26 +47,32 @@ def read_manifest(directory: Place) -> Manifest:
     as specific as possible. Raises CheckpointError with file, path, found and needed; DamagedError if its
     digest proves that it is not what was written.
     """
+    return proven(directory / FILE_NAME, lambda: _read(directory))
+
+
+def _read(directory: Place) -> Manifest:
     path = directory / FILE_NAME
     try:
-        top = read_json(path)
+        data = read_regular(path, MAX_JSON_BYTES)
+        top = parse_json(data, path)
     except FileNotFoundError as error:
         raise DamagedError(
             f"{directory}: there is no {FILE_NAME}, so this is not a checkpoint. "
-            f"Give the directory of one step, as in OUT/checkpoints/step-00000010."
+            f"Give the directory of one step, as in OUT/checkpoints/step-00000010.",
+            read=MISSING,
         ) from error
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
         raise CheckpointError(f"{path}: cannot be read: {reason}.") from error
     except CheckpointError as error:
-        raise DamagedError(str(error)) from error
+        raise DamagedError(str(error), read=digest_of(data)) from error
     try:
         _check_format(top)
         return _validated(path, top)
     except CheckpointError as error:
         if _may_be_as_written(top):
             raise
-        raise DamagedError(error.message, code=error.code) from error
+        raise DamagedError(error.message, code=error.code, read=digest_of(data)) from error
     except RecursionError as error:
         raise CheckpointError(f"{path}: its values are nested too deeply.") from error
     except MemoryError as error:

@@ -10,10 +10,10 @@ from threading import Lock
 import numpy as np
 
 from shardwright.checkpoint.format.arrays import MAX_BYTES
-from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
+from shardwright.checkpoint.format.errors import MISSING, CheckpointError, DamagedError
 from shardwright.checkpoint.format.header import check_header
 from shardwright.checkpoint.format.index import Index
-from shardwright.checkpoint.format.manifest import Manifest
+from shardwright.checkpoint.format.manifest import Manifest, TensorInfo
 from shardwright.checkpoint.format.part import (
     InfoTable,
     Part,
@@ -24,6 +24,7 @@ from shardwright.checkpoint.format.part import (
     read_part,
 )
 from shardwright.checkpoint.format.pieces import digest_of
+from shardwright.checkpoint.format.proof import proven
 from shardwright.checkpoint.format.read_manifest import NO_MEMORY
 from shardwright.core.boxes.box import Box
 from shardwright.core.layout.wording import count
@@ -36,20 +37,30 @@ CACHED_PARTS = 64
 
 def read_known(path: Place, num_bytes: int, digest: str, holds: str) -> bytes:
     """The bytes of a file whose size and digest are known. ``holds``: a sentence about what is lost without it."""
-    kind: type[CheckpointError] = DamagedError
-    try:
-        data = read_regular(path, MAX_BYTES)
-        if len(data) == num_bytes and digest_of(data) == digest:
-            return data
+
+    def read() -> bytes:
+        with read_whole(path, lambda: f"{holds} {RESTORE}"):
+            data = read_regular(path, MAX_BYTES)
+            if len(data) == num_bytes and digest_of(data) == digest:
+                return data
         problem = "does not match its digest: the file was damaged after it was written"
         if len(data) != num_bytes:
             problem = f"found {len(data)} bytes, needed {num_bytes}"
-    except FileNotFoundError:
-        problem = "the file is missing"
+        raise DamagedError(f"{path}: {problem}. {holds} {RESTORE}", read=digest_of(data))
+
+    return proven(path, read)
+
+
+@contextmanager
+def read_whole(path: Place, more: Callable[[], str]) -> Iterator[None]:
+    """Turns the errors of reading a file into one message: DamagedError for a missing one. ``more``: sentences about what it held."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamagedError(f"{path}: the file is missing. {more()}", read=MISSING) from error
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
-        problem, kind = f"cannot be read: {reason}", CheckpointError
-    raise kind(f"{path}: {problem}. {holds} {RESTORE}")
+        raise CheckpointError(f"{path}: cannot be read: {reason}. {more()}") from error
 
 
 @contextmanager
@@ -121,15 +132,8 @@ class Parts:
         Raises CheckpointError, also where a file cannot be read.
         """
         for number, file in enumerate(self.part(process).files):
-            path = self._directory / file.name
-            with read_within(path):
-                try:
-                    with open_regular(path) as opened:
-                        header = opened.read(file.header_bytes)
-                except OSError as error:
-                    raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
-                boxes = self.in_file(process, number)
-                check_header(path, header, header_tensors([(stored.info, stored.box) for stored in boxes]))
+            boxes = self.in_file(process, number)
+            _check_entries(self._directory / file.name, file, [(stored.info, stored.box) for stored in boxes])
 
     def check_all(self, index: Index) -> None:
         """Verifies every part file, also against the index, and the size and the header of every data file."""
@@ -177,22 +181,37 @@ class Parts:
 
 
 def _check_file(directory: Place, file: StoredFile, boxes: Callable[[], Sequence[StoredBox]]) -> None:
-    path, kind = directory / file.name, DamagedError
-    try:
-        with open_regular(path) as opened:
-            header = opened.read(file.header_bytes)
-        num_bytes = size_of(path)
+    path = directory / file.name
+
+    def holds() -> str:
+        return f"It holds {_held(boxes())}. {RESTORE}"
+
+    def check() -> None:
+        with read_whole(path, holds):
+            with open_regular(path) as opened:
+                header = opened.read(file.header_bytes)
+            num_bytes = size_of(path)
         if num_bytes == file.num_bytes and digest_of(header) == file.header_digest.hex():
             return
         problem = "its header does not match its digest: the file was damaged after it was written"
         if num_bytes != file.num_bytes:
             problem = f"found {num_bytes} bytes, needed {file.num_bytes}"
-    except FileNotFoundError:
-        problem = "the file is missing"
-    except (OSError, MemoryError) as error:
-        reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
-        problem, kind = f"cannot be read: {reason}", CheckpointError
-    raise kind(f"{path}: {problem}. It holds {_held(boxes())}. {RESTORE}")
+        raise DamagedError(f"{path}: {problem}. {holds()}", read=f"{num_bytes} {digest_of(header)}")
+
+    proven(path, check)
+
+
+def _check_entries(path: Place, file: StoredFile, boxes: Sequence[tuple[TensorInfo, Box]]) -> None:
+    def check() -> None:
+        with read_within(path):
+            try:
+                with open_regular(path) as opened:
+                    header = opened.read(file.header_bytes)
+            except OSError as error:
+                raise CheckpointError(f"{path}: cannot be read: {error.strerror}.") from error
+            check_header(path, header, header_tensors(boxes))
+
+    proven(path, check)
 
 
 def _held(boxes: Sequence[StoredBox]) -> str:

@@ -13,7 +13,8 @@ import numpy as np
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.part import StoredBox
-from shardwright.checkpoint.format.pieces import first_mismatch
+from shardwright.checkpoint.format.pieces import digest_of, first_mismatch
+from shardwright.checkpoint.format.proof import proven
 from shardwright.core.boxes.box import Box
 from shardwright.storage.files import open_regular, system_of
 from shardwright.storage.url import Place
@@ -238,8 +239,11 @@ class PieceReader:
 
     def _fill(self, data: memoryview, start: int) -> None:
         """Fills ``data`` from byte ``start`` of the box, where a piece begins, and verifies it."""
-        if not len(data):
-            return
+        if len(data):
+            proven(self._directory / self._stored.file, lambda: self._fill_once(data, start))
+            self.bytes_read += len(data)
+
+    def _fill_once(self, data: memoryview, start: int) -> None:
         stored, size = self._stored, self._piece_bytes
         filled = 0
         try:
@@ -252,25 +256,26 @@ class PieceReader:
                 filled += count
         except OSError as error:
             raise read_error(self._directory, stored, error) from error
-        self.bytes_read += filled
         first = start // size
         wrong = first_mismatch(data, stored.digests[first : first + -(-len(data) // size)], size)
         if filled < len(data) and wrong is None:
             wrong = filled // size
         if wrong is not None:
-            raise digest_error(self._directory, stored, (first + wrong) * size, size)
+            read = digest_of(data[wrong * size : min(filled, (wrong + 1) * size)])
+            raise digest_error(self._directory, stored, (first + wrong) * size, size, read)
 
     def _place(self) -> str:
         return f"{self._directory / self._stored.file}: tensor '{self._stored.info.name}', box [{self._stored.box}]"
 
 
-def digest_error(directory: Place, stored: StoredBox, start: int, piece_bytes: int) -> DamagedError:
-    """The error of a piece whose bytes are not those that were saved. ``start``: its first byte in the box."""
+def digest_error(directory: Place, stored: StoredBox, start: int, piece_bytes: int, read: str) -> DamagedError:
+    """The error of a piece whose bytes are not those that were saved. ``start``: its first byte in the box; ``read``: as of the error."""
     end = min(start + piece_bytes, stored.num_bytes)
     return DamagedError(
         f"{directory / stored.file}: tensor '{stored.info.name}', box [{stored.box}]: bytes {stored.offset + start} to "
         f"{stored.offset + end} do not match their digest: the file was damaged after it was written. "
-        f"Restore it from a copy, or resume from another checkpoint."
+        f"Restore it from a copy, or resume from another checkpoint.",
+        read=read,
     )
 
 

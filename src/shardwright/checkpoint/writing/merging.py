@@ -23,7 +23,7 @@ from shardwright.checkpoint.format.part import InfoTable, Part, declared_name, p
 from shardwright.checkpoint.format.pieces import digest_of
 from shardwright.checkpoint.format.read_manifest import read_tensor
 from shardwright.checkpoint.retention.rules import Retention
-from shardwright.storage.files import each, read_regular, write_durable
+from shardwright.storage.files import each, read_settled, write_durable
 from shardwright.storage.url import Place
 
 
@@ -87,7 +87,7 @@ def merged(
 
 def _read(directory: Place, final: Place, name: str, process: int) -> bytes:
     try:
-        return read_regular(directory / name, MAX_BYTES)
+        return read_settled(directory / name, MAX_BYTES)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{final}: process {process} has not written its part, so this checkpoint is not committed."

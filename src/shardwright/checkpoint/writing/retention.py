@@ -18,6 +18,7 @@ from shardwright.checkpoint.folder.names import step_of
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, Manifest
 from shardwright.checkpoint.format.part import DATA_NAME, part_name
+from shardwright.checkpoint.format.proof import proven
 from shardwright.checkpoint.format.read_manifest import read_manifest
 from shardwright.checkpoint.retention.kept import SavedPoint, kept
 from shardwright.checkpoint.retention.rules import Retention
@@ -35,25 +36,32 @@ def delete_old(out: Place, just_written: Place, rules: Retention) -> tuple[Place
     The checkpoint just written is kept whatever its step. One that is damaged, as far as its manifest and the sizes of its
     files show, is neither counted nor deleted: a person has to look at it.
 
-    Raises CheckpointError where one cannot be deleted, or where the checkpoint just written is incomplete; then none is deleted.
+    Raises CheckpointError where they cannot be listed, where one cannot be deleted, or where the checkpoint just written is
+    incomplete; then none is deleted. The message says whether the checkpoint just written is complete.
     """
     if rules.keeps_all:
         return ()
-    points = {path: point for path in committed(out) if (point := _point(path)) is not None}
+    try:
+        points = {path: point for path in committed(out) if (point := _point(path)) is not None}
+    except (CheckpointError, OSError) as error:
+        raise _only_written(just_written, error) from error
     while True:
         steps = kept(points.values(), rules)
         doomed = tuple(path for path in reversed(points) if points[path].step not in steps and path != just_written)
         if not doomed:
             return ()
         other = next((path for path in points if path not in (*doomed, just_written)), None)
-        if other is None or not _is_damaged(other):
+        if other is None or _problem(other) is None:
             break
         del points[other]
-    if _is_damaged(just_written):
+    problem = _problem(just_written)
+    if isinstance(problem, DamagedError):
         raise CheckpointError(
             f"{just_written}: files of it are missing or have another size just after they were written, so no older "
             f"checkpoint was deleted. Look at this disk before the run goes on."
         )
+    if problem is not None:
+        raise _only_written(just_written, problem) from problem
     for path in doomed:
         try:
             delete(path)
@@ -62,6 +70,14 @@ def delete_old(out: Place, just_written: Place, rules: Retention) -> tuple[Place
                 f"{just_written}: the checkpoint is written, and the old one {path.name} could not be deleted: {error.strerror}."
             ) from error
     return doomed
+
+
+def _only_written(just_written: Place, error: CheckpointError | OSError) -> CheckpointError:
+    reason = error.message if isinstance(error, CheckpointError) else f"{error.strerror or error}."
+    return CheckpointError(
+        f"{just_written}: this checkpoint is complete, and what should follow failed: older ones could not be looked for, and none "
+        f"was deleted. {reason} Go on with --resume."
+    )
 
 
 def saved_point(manifest: Manifest) -> SavedPoint:
@@ -86,7 +102,8 @@ def _known_point(directory: Place, identity: Identity) -> SavedPoint:
     return saved_point(read_manifest(directory))
 
 
-def _is_damaged(directory: Place) -> bool:
+def _problem(directory: Place) -> CheckpointError | OSError | None:
+    """Why a checkpoint cannot be counted on; DamagedError where files are missing or have another size."""
     try:
         # A file that appears, goes away or is replaced changes its directory.
         identities = identity_of(directory), identity_of(directory / FILE_NAME)
@@ -94,9 +111,9 @@ def _is_damaged(directory: Place) -> bool:
             _require_files(directory)
         else:
             _require_known_files(directory, *identities)
-    except (CheckpointError, OSError):
-        return True
-    return False
+    except (CheckpointError, OSError) as error:
+        return error
+    return None
 
 
 @lru_cache(maxsize=MOST_KNOWN)
@@ -108,7 +125,12 @@ def _require_known_files(directory: Place, *identities: Identity | None) -> None
 def _require_files(directory: Place) -> None:
     """Raises DamagedError unless every file of the manifest is there, with its size."""
     manifest = read_manifest(directory)
-    sizes = sizes_in(manifest.data_directory(directory))
+    files = manifest.data_directory(directory)
+    proven(files / INDEX_NAME, lambda: _require_sizes(directory, files, manifest))
+
+
+def _require_sizes(directory: Place, files: Place, manifest: Manifest) -> None:
+    sizes = sizes_in(files)
     needed = {INDEX_NAME: manifest.index.num_bytes}
     needed |= {part_name(process): part.num_bytes for process, part in enumerate(manifest.parts)}
     found = _data_files(sizes.items())
@@ -119,7 +141,7 @@ def _require_files(directory: Place) -> None:
         if found.get(process, (0, 0)) != (part.num_files, part.data_bytes)
     ]
     if wrong:
-        raise DamagedError(f"{directory}: missing or of another size: {wrong[0]}.")
+        raise DamagedError(f"{directory}: missing or of another size: {wrong[0]}.", read=str(sorted(sizes.items())))
 
 
 def _data_files(sizes: Iterable[tuple[str, int]]) -> dict[int, tuple[int, int]]:

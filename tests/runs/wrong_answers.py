@@ -1,0 +1,186 @@
+"""Resumes from a store that gives one wrong answer each: none moves an intact step or goes on from an older one.
+
+``python -m tests.runs.wrong_answers --count 300 --seed 0`` draws them and prints what came of each kind. Every tenth has a step that is
+really damaged instead, and that must be proven.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from shardwright.checkpoint import verify
+from shardwright.core.findings.errors import InputError
+from shardwright.runs import run
+from shardwright.storage import asking
+from shardwright.storage.url import Url
+from shardwright.training.options import RunOptions, RunOutcome, Silent
+from tests.runs.counting import NOBODY, counting, go, made, options, plan_of, sums
+from tests.storage.s3 import BUCKET, Server, using
+from tests.storage.wrong_answers import NEWEST, Proxy, Request, between, faults_of
+
+DAMAGED_EVERY = 10
+
+
+@dataclass
+class Resumes:
+    """A run of six steps that was stopped after four, with saves of steps 2 and 4 and what a killed save has left beside step 4."""
+
+    options: RunOptions
+    proxy: Proxy
+    direct: Mapping[str, str]
+    objects: Mapping[str, bytes]
+    kept: Path
+    requests: tuple[Request, ...] = ()
+
+    def restore(self, changed: Mapping[str, bytes | None]) -> None:
+        """The bucket and the run's folder as they were, but for some objects."""
+        client, wanted = self.client(), {**self.objects, **changed}
+        for name in self.there():
+            if name not in wanted:
+                client.delete_object(Bucket=BUCKET, Key=name)
+        for name, data in wanted.items():
+            if data is None:
+                client.delete_object(Bucket=BUCKET, Key=name)
+            else:
+                client.put_object(Bucket=BUCKET, Key=name, Body=data)
+        for path in self.options.out.iterdir():
+            path.unlink()
+        for path in self.kept.iterdir():
+            shutil.copy(path, self.options.out)
+
+    def client(self) -> Any:
+        import boto3
+
+        return boto3.client("s3", endpoint_url=self.direct["AWS_ENDPOINT_URL"])
+
+    def there(self) -> dict[str, bytes]:
+        client, prefix = self.client(), str(self.options.checkpoints).removeprefix(f"s3://{BUCKET}/")
+        names = [one["Key"] for one in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())]
+        return {name: client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
+
+    def resume(self) -> tuple[RunOutcome | InputError, list[str]]:
+        """One resume to the end, or its message; and the lines that it printed."""
+        shown = Silent()
+        try:
+            resumed = replace(self.options, resume=True, stop_after=None)
+            outcome = run(resumed, plan_of(), shown, connection=NOBODY, make_engine=made(counting()))
+        except InputError as error:
+            return error, shown.messages
+        return outcome, shown.messages
+
+    def faulty(self, request: Request, fault: str) -> str:
+        """A resume with one wrong answer. Returns what came of it, raises AssertionError where it is wrong."""
+        self.restore({})
+        self.proxy.clear((request, faults_of(request)[fault]))
+        outcome, messages = self.resume()
+        was_wrong = self.proxy.was_wrong
+        self.proxy.clear()
+        told = f"{request} {fault}: {outcome} {messages}"
+        there = self.there()
+        moved = [name for name, data in self.objects.items() if there.get(name) != data and "-deadbeef/" not in name]
+        assert not moved, f"{told}\nchanged: {moved}"
+        assert not any("damaged" in name for name in there), told
+        assert not any("skipped" in line or "begins again" in line for line in messages), told
+        if isinstance(outcome, InputError):
+            assert len(str(outcome)) < 2000, told
+            return "ended with a message" if was_wrong else "a request that was not made"
+        assert outcome.loss == sums(self.options, 6)[-1], told
+        assert f"resumed from {self.options.checkpoints}/checkpoints/{NEWEST} (layout fsdp)" in messages, told
+        assert verify(str(self.options.checkpoints))["ok"], told
+        return "went on from the newest step" if was_wrong else "a request that was not made"
+
+    def damaged(self, draw: random.Random) -> str:
+        """A resume where an object of the newest step is really damaged. It must be set aside, and the run go on from step 2."""
+        name = draw.choice([name for name in self.objects if NEWEST in name and "-deadbeef/" not in name])
+        data = self.objects[name]
+        at = draw.randrange(len(data))
+        flipped = data[:at] + bytes([data[at] ^ (1 << draw.randrange(8))]) + data[at + 1 :]
+        if name.endswith("manifest.json"):
+            # A flipped bit may make another release's manifest of it, and without one there is no step.
+            flipped = data.replace(b'"seed": 3', b'"seed": 7')
+            how, changed = "flipped", flipped
+        else:
+            how, changed = draw.choice([("flipped", flipped), ("shortened", data[: at // 2]), ("missing", None)])
+        self.restore({name: changed})
+        outcome, messages = self.resume()
+        told = f"{name} {how} at {at}: {outcome} {messages}"
+        assert not isinstance(outcome, InputError), told
+        assert f"resumed from {self.options.checkpoints}/checkpoints/step-00000002 (layout fsdp)" in messages, told
+        assert any(NEWEST in name and "damaged" in name for name in self.there()), told
+        return "damage proven"
+
+
+@contextmanager
+def stopped_run(folder: Path, direct: Mapping[str, str], name: str) -> Iterator[Resumes]:
+    """``direct``: the environment of a client of a real server."""
+    run_options = replace(options(folder), checkpoints=Url(f"s3://{BUCKET}/{name}"), checkpoint_every=2)
+    with using(direct):
+        go(counting(), run_options, stop_after=4)
+    key = (run_options.out / "checkpoints.txt").read_text().splitlines()[1]
+    port = urlsplit(direct["AWS_ENDPOINT_URL"]).port
+    assert port is not None
+    with between(port) as proxy:
+        kept = folder / "kept"
+        shutil.copytree(run_options.out, kept)
+        resumes = Resumes(run_options, proxy, direct, {}, kept)
+        left = f"{name}/checkpoints/{NEWEST}/{key}-deadbeef/declared-00000.json"
+        resumes.objects = {**resumes.there(), left: b"[]"}
+        resumes.restore({})
+        proxy.clear()
+        outcome, _ = resumes.resume()
+        assert not isinstance(outcome, InputError), outcome
+        resumes.requests = tuple(proxy.asked)
+        yield resumes
+
+
+def drawn(requests: tuple[Request, ...], draw: random.Random) -> tuple[Request, str]:
+    """A request and a wrong answer to it: every kind of request is as likely."""
+    kind = draw.choice(sorted({(one.method, one.kind) for one in requests}))
+    request = draw.choice([one for one in requests if (one.method, one.kind) == kind])
+    return request, draw.choice(sorted(faults_of(request)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    asking.PAUSES_S = (0.0, 0.0, 0.0)
+    server, table, failed = Server(), Counter[tuple[str, str, str]](), 0
+    try:
+        with tempfile.TemporaryDirectory() as folder, stopped_run(Path(folder), server.environment, "run") as resumes:
+            for number in range(given.count):
+                draw = random.Random(f"{given.seed} {number}")
+                asked, fault = "a step that is damaged", "-"
+                try:
+                    if number % DAMAGED_EVERY == DAMAGED_EVERY - 1:
+                        result = resumes.damaged(draw)
+                    else:
+                        request, fault = drawn(resumes.requests, draw)
+                        asked = f"{request.method} {request.kind}"
+                        result = resumes.faulty(request, fault)
+                except AssertionError as error:
+                    failed += 1
+                    print(f"FAILED {number}: {error}\n")
+                    result = "FAILED"
+                table[asked, fault, result] += 1
+    finally:
+        server.end()
+    for (asked, fault, result), times in sorted(table.items()):
+        print(f"{asked:28} {fault:12} {result:30} {times:4}")
+    print(f"{given.count} resumes, {failed} failed")
+    raise SystemExit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()
