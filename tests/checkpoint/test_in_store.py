@@ -142,7 +142,7 @@ def test_killed_at_every_request() -> None:
         there = [step.name for step in committed(OUT)]
         left = leftovers(OUT)
         assert there == ["step-00000010"]
-        shown = describe(OUT)["leftovers"]
+        shown = describe(OUT)["under_way"]
         assert all(name.startswith(f"step-00000020/{RUN}-") for name in shown)
         assert len(shown) == len(left) == (1 if any("step-00000020" in key for key in keys()) else 0)
         # Another run may be alive, so that only this one's next save deletes it.
@@ -215,7 +215,7 @@ def test_of_two_saves_of_one_step_the_second_is_refused() -> None:
             commit(first, point())
         # A reader sees the first one alone, while the other is still there.
         assert whole(step_directory(OUT, 10))
-        assert describe(OUT)["leftovers"] == [f"step-00000010/{second.name}"]
+        assert describe(OUT)["under_way"] == [f"step-00000010/{second.name}"]
         saved_before = (
             "STEP 10: this step was saved before, and a checkpoint is never overwritten. Move it away, or give this one a "
             "folder of its own (--out of a run)."

@@ -55,6 +55,7 @@ def test_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             }
         ],
         "damaged": [],
+        "under_way": [],
         "leftovers": [],
     }  # fmt: skip
 
@@ -66,6 +67,7 @@ def test_an_intact_checkpoint(tmp_path: Path) -> None:
         "directory": str(directory),
         "ok": True,
         "checkpoints": [checked],
+        "under_way": [],
         "leftovers": [],
         "unknown": [],
     }
@@ -84,7 +86,8 @@ def test_a_run_s_directory_means_all_of_its_checkpoints(tmp_path: Path) -> None:
             (str(first), False),
         ]
         assert not checked["ok"]
-        assert shown["leftovers"] == checked["leftovers"] == [under_way.directory.name]
+        assert shown["under_way"] == checked["under_way"] == [under_way.directory.name]
+        assert shown["leftovers"] == checked["leftovers"] == []
         assert json.loads(json.dumps([shown, checked])) == [shown, checked]
 
 

@@ -116,13 +116,13 @@ def test_a_killed_save_is_no_checkpoint_and_the_next_of_its_run_deletes_it(out: 
     assert ended.returncode == -9
     found = describe(out)
     assert [one["step"] for one in found["checkpoints"]] == [10]
-    assert len(found["leftovers"]) == 1
-    assert found["leftovers"][0].startswith("step-00000020/5f0c9a17-")
+    assert len(found["under_way"]) == 1
+    assert found["under_way"][0].startswith("step-00000020/5f0c9a17-")
     save(out, 30)
-    assert describe(out)["leftovers"] == found["leftovers"]
+    assert describe(out)["under_way"] == found["under_way"]
     save(out, 40, run="5f0c9a17", keep=2)
     after = describe(out)
-    assert ([one["step"] for one in after["checkpoints"]], after["leftovers"]) == ([40, 30], [])
+    assert ([one["step"] for one in after["checkpoints"]], after["under_way"]) == ([40, 30], [])
     assert {name.split("/")[2] for name in keys(f"{out.removeprefix('s3://bucket/')}/")} == {
         "step-00000030",
         "step-00000040",

@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_while_it_saved_goes_on_and_cleans_up(stored: RunO
     assert steps_saved(stored) == expected(stored, 2)
     known = recorded(stored.out)
     assert known is not None
-    (left,) = describe(stored.saved_under)["leftovers"]
+    (left,) = describe(stored.saved_under)["under_way"]
     assert left.startswith(f"step-00000004/{known.key}-")
     ended = go(counting(), stored, resume=True)
     assert (ended.step, ended.loss) == (6, sums(stored, 6)[-1])

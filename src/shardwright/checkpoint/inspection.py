@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from math import prod
 from typing import Any
 
-from shardwright.checkpoint.folder.directory import beside, committed, is_gone, is_step, leftovers, unknown
+from shardwright.checkpoint.folder.directory import beside, committed, is_gone, is_step, leftovers, under_way, unknown
 from shardwright.checkpoint.folder.names import checkpoints_directory, no_checkpoint, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES
 from shardwright.checkpoint.format.errors import CheckpointError
@@ -20,7 +21,7 @@ from shardwright.checkpoint.retention.kept import kept
 from shardwright.checkpoint.retention.rules import KEEP_ALL
 from shardwright.checkpoint.writing.retention import saved_point
 from shardwright.storage.files import each, sizes_in
-from shardwright.storage.url import Place, parsed_place
+from shardwright.storage.url import Place, local_path, parsed_place
 
 
 def describe(directory: Place | str) -> dict[str, Any]:
@@ -28,11 +29,13 @@ def describe(directory: Place | str) -> dict[str, Any]:
 
     ``{directory, keep, checkpoints: [{directory, step, saved_at, metrics, kept_by, seed, data_position, model,
     layout: {name, text}, mesh, metadata, bytes, num_files, tensors: [{name, shape, dtype, spec, bytes, num_boxes}]}],
-    damaged: [message], leftovers: [name]}``. ``keep``: the rules of the newest save, which decide what the next save deletes;
+    damaged: [message], under_way: [name], leftovers: [name]}``. ``under_way``: what is being saved or deleted now; in a store what was
+    written to in the last 30 minutes. ``keep``: the rules of the newest save, which decide what the next save deletes;
     ``kept_by``: those that keep a step now. Raises CheckpointError if there is no checkpoint.
     """
     directory = parsed_place(directory)
     paths, unfinished, _ = _found_in(directory)
+    alive, dead = _alive_and_dead(unfinished)
     opened: list[Checkpoint] = []
     damaged: list[str] = []
     for path in paths:
@@ -49,26 +52,29 @@ def describe(directory: Place | str) -> dict[str, Any]:
         "keep": rules.to_json(),
         "checkpoints": [_described(one, steps.get(one.point.step, ())) for one in opened],
         "damaged": damaged,
-        "leftovers": [_name(path) for path in unfinished],
+        "under_way": [_name(path) for path in alive],
+        "leftovers": [_name(path) for path in dead],
     }
 
 
 def verify(directory: Place | str) -> dict[str, Any]:
     """Verifies every byte of the checkpoint of a step, or of all checkpoints of a run, against the digests.
 
-    ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], leftovers: [name],
-    unknown: [name]}``. A file in a checkpoint that its manifest does not list is a problem; ``unknown`` is what else is next to
+    ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], under_way: [name],
+    leftovers: [name], unknown: [name]}``. ``under_way``: as of ``describe``. A file in a checkpoint that its manifest does not list is a problem; ``unknown`` is what else is next to
     the checkpoints of a run. Raises CheckpointError if there is no checkpoint.
     """
     directory = parsed_place(directory)
     paths, unfinished, others = _found_in(directory)
+    alive, dead = _alive_and_dead(unfinished)
     # A run at the same time may delete old checkpoints, if it is configured to keep a number of them.
     checked = [result for path in paths if (result := _verified(path))["ok"] or not is_gone(path)]
     return {
         "directory": str(directory),
         "ok": all(item["ok"] for item in checked),
         "checkpoints": checked,
-        "leftovers": [_name(path) for path in unfinished],
+        "under_way": [_name(path) for path in alive],
+        "leftovers": [_name(path) for path in dead],
         "unknown": [path.name for path in others],
     }
 
@@ -82,8 +88,19 @@ def _found_in(directory: Place) -> tuple[tuple[Place, ...], tuple[Place, ...], t
     out = directory.parent if checkpoints_directory(directory.parent) == directory else directory
     found = committed(out)
     if not found:
+        if alive := under_way(leftovers(out)):
+            raise CheckpointError(
+                f"{directory}: there is no checkpoint here yet: {_name(alive[0])} is being saved now."
+            )
         raise no_checkpoint(directory)
     return found, leftovers(out), unknown(out)
+
+
+def _alive_and_dead(leftovers: Sequence[Place]) -> tuple[tuple[Place, ...], tuple[Place, ...]]:
+    """What is being saved or deleted now, and what is left of killed saves and deletions. What has ended meanwhile is neither."""
+    alive = under_way(leftovers)
+    dead = tuple(path for path in leftovers if path not in alive)
+    return alive, tuple(path for path in dead if local_path(path) is None or os.path.lexists(str(path)))
 
 
 def _described(checkpoint: Checkpoint, kept_by: Sequence[str]) -> dict[str, Any]:

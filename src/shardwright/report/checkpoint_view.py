@@ -28,7 +28,7 @@ def checkpoint_view(shown: Mapping[str, Any]) -> View:
             parts.append(section("checkpoints", _steps(shown, width)))
         if "load" in shown:
             parts.append(section("load", *load_lines(shown["load"], shown["load"])))
-        parts += _faults(shown["damaged"], shown["leftovers"])
+        parts += _faults(shown["damaged"], shown)
         return Group(*parts)
 
     return view
@@ -81,7 +81,7 @@ def verified_view(checked: Mapping[str, Any]) -> View:
             parts.append(Text.assemble(word, f"  {one['directory']}  ", (read, "dim")))
             for problem in one["problems"]:
                 parts.append(paragraph(Text.assemble((problem["code"], "bold"), f": {problem['message']}")))
-        parts += _faults((), checked["leftovers"])
+        parts += _faults((), checked)
         if checked["unknown"]:
             parts.append(Text(f"not of a checkpoint, and never read: {', '.join(checked['unknown'])}", style="yellow"))
         return Group(*parts)
@@ -159,9 +159,15 @@ def _tensors(tensors: Sequence[Mapping[str, Any]], colors: AxisColors, width: in
     return aligned(columns, rows, width)
 
 
-def _faults(damaged: Sequence[str], leftovers: Sequence[str]) -> list[RenderableType]:
+def _faults(damaged: Sequence[str], shown: Mapping[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = [Text.assemble(("damaged", "bold red"), f"  {message}") for message in damaged]
-    if leftovers:
-        names = ", ".join(leftovers)
+    deleted = [name for name in shown["under_way"] if ".deleting-" in name]
+    saved = [name for name in shown["under_way"] if name not in deleted]
+    # A store has no locks.
+    known = ", or ended in the last 30 minutes" if "://" in shown["directory"] else ""
+    parts += [Text(f"being saved now{known}: {', '.join(saved)}")] if saved else []
+    parts += [Text(f"being deleted now: {', '.join(deleted)}")] if deleted else []
+    if shown["leftovers"]:
+        names = ", ".join(shown["leftovers"])
         parts.append(Text(f"left by a save that did not finish, and never read: {names}", style="yellow"))
     return parts

@@ -92,7 +92,7 @@ class Saver:
         return step_directory(self._out, point.step)
 
     def _require_alone(self) -> None:
-        there = committed(self._out) if self._group.index == 0 else ()
+        there = committed(self._out, once=True) if self._group.index == 0 else ()
         if others := [step for step in there if step not in self._known]:
             raise CheckpointError(
                 f"{others[0]}: another run has saved this step while this one was running. This one ends, and deletes nothing: "

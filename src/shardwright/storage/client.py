@@ -69,9 +69,10 @@ def connected(url: Url) -> tuple[Any, str]:
 
 
 def reconnect(url: Url) -> None:
-    """The next request to this store goes through a new client, and so through a new connection. Those under way are not disturbed."""
+    """The next request of this thread to this store goes through a new client, and so through a new connection."""
     system, _ = connected(url)
-    type(system).clear_instance_cache()
+    # fsspec keeps a client for each thread, under this name.
+    type(system)._cache.pop(system._fs_token, None)
 
 
 @contextmanager

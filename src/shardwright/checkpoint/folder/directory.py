@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from shardwright.checkpoint.folder.in_store import InStore
@@ -18,14 +19,20 @@ def steps_at(place: AnyPlace) -> Steps[AnyPlace]:
     return cast(Steps[AnyPlace], IN_STORE if local_path(place) is None else ON_DISK)
 
 
-def committed(out: Place) -> tuple[Place, ...]:
+def committed(out: Place, *, once: bool = False) -> tuple[Place, ...]:
+    """``once``: where a step that one listing of a store leaves out does no harm."""
     directory = checkpoints_directory(out)
-    return steps_at(directory).committed(directory)
+    return steps_at(directory).committed(directory, once=once)
 
 
 def leftovers(out: Place) -> tuple[Place, ...]:
     directory = checkpoints_directory(out)
     return steps_at(directory).leftovers(directory)
+
+
+def under_way(leftovers: Sequence[Place]) -> tuple[Place, ...]:
+    """``leftovers``: of one folder."""
+    return steps_at(leftovers[0]).under_way(leftovers) if leftovers else ()
 
 
 def unknown(out: Place) -> tuple[Place, ...]:

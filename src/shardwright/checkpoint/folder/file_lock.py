@@ -18,6 +18,7 @@ NOTE_WAIT_S = 0.5
 """A process that has just acquired the lock writes its note next. Another process waits this long to read it."""
 
 NOTE_BYTES = 2000
+CLAIM_TRIES = 100
 
 _acquired: set[int] = set()
 
@@ -52,8 +53,15 @@ def acquire(path: Path) -> int:
 def claimed(folder: Path) -> Iterator[None]:
     """Marks a folder as that of a process that lives, as long as the block does; without effect where folders have no locks."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    for _ in range(CLAIM_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            # A process that looks whether it is claimed holds it for a moment.
+            time.sleep(0.001)
+        except OSError:
+            break
     _acquired.add(descriptor)
     try:
         yield
@@ -68,7 +76,8 @@ def is_claimed(folder: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Shared: of two processes that look, neither sees the other.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

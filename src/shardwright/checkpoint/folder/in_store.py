@@ -18,7 +18,8 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from shardwright.checkpoint.folder.names import STEP, saved_before
 from shardwright.checkpoint.format.errors import CheckpointError, DamagedError
@@ -31,6 +32,8 @@ from shardwright.storage.objects import Entry, entries, entries_below, put, put_
 from shardwright.storage.url import Url
 
 ASIDE = re.compile(re.escape(FILE_NAME) + r"\.(damaged|set-aside)-[0-9a-f]{8}")
+QUIET_FOR = timedelta(minutes=30)
+"""So long an attempt may write nothing and live: an upload is seen when it is complete."""
 DEAD_AFTER = timedelta(hours=24)
 """An attempt of another run, of which nothing was written for so long, is taken for killed."""
 
@@ -54,16 +57,31 @@ class InStore:
 
     locks = False
 
-    def committed(self, checkpoints: Url) -> tuple[Url, ...]:
+    def committed(self, checkpoints: Url, *, once: bool) -> tuple[Url, ...]:
         """Those with a manifest. A listing that leaves out the newest step would make a run go on from an older one."""
         with _explained(checkpoints):
-            steps = settled(checkpoints, lambda: _steps(entries(checkpoints)))
-            there = each(checkpoints, lambda name: _exists(checkpoints / name / FILE_NAME), steps)
+            listed = partial(entries, checkpoints)
+            steps = _steps(listed() if once else settled(checkpoints, listed))
+            is_there = exists if once else _exists
+            there = each(checkpoints, lambda name: is_there(checkpoints / name / FILE_NAME), steps)
             found = [checkpoints / name for name, known in zip(steps, there, strict=True) if known]
         return tuple(sorted(found, key=_step, reverse=True))
 
     def leftovers(self, checkpoints: Url) -> tuple[Url, ...]:
         return _found_in(checkpoints).leftovers
+
+    def under_way(self, leftovers: Sequence[Url]) -> tuple[Url, ...]:
+        """By the time of the last object, as the store gives it, and the clock of this machine."""
+        if not leftovers:
+            return ()
+        with _explained(leftovers[0].parent):
+            written = each(leftovers[0], lambda leftover: _last(_files_of(leftover)), leftovers)
+            now = datetime.now(UTC)
+            return tuple(
+                leftover
+                for leftover, last in zip(leftovers, written, strict=True)
+                if last and now - last[0] < QUIET_FOR
+            )
 
     def unknown(self, checkpoints: Url) -> tuple[Url, ...]:
         return _found_in(checkpoints).unknown

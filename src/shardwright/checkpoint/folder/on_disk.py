@@ -6,8 +6,10 @@ import errno
 import os
 import secrets
 import shutil
+import socket
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from shardwright.checkpoint.folder.file_lock import (
@@ -26,6 +28,8 @@ from shardwright.storage.files import remove_files, write_durable
 from shardwright.storage.local import make_durable
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+ELSEWHERE_S = 120.0
+"""A save for which nothing was written for so long gives up."""
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
@@ -34,12 +38,16 @@ class OnDisk:
 
     locks = True
 
-    def committed(self, checkpoints: Path) -> tuple[Path, ...]:
+    def committed(self, checkpoints: Path, *, once: bool) -> tuple[Path, ...]:
+        del once
         found = [(step, path) for path in _folders(checkpoints) if (step := step_of(path)) is not None]
         return tuple(path for _, path in sorted(found, reverse=True))
 
     def leftovers(self, checkpoints: Path) -> tuple[Path, ...]:
         return tuple(sorted(path for path in _folders(checkpoints) if LEFTOVER.fullmatch(path.name)))
+
+    def under_way(self, leftovers: Sequence[Path]) -> tuple[Path, ...]:
+        return tuple(leftover for leftover in leftovers if is_claimed(leftover) or _is_written_elsewhere(leftover))
 
     def unknown(self, checkpoints: Path) -> tuple[Path, ...]:
         known = {
@@ -61,9 +69,10 @@ class OnDisk:
 
     def delete(self, step: Path) -> None:
         doomed = _temporary_name(step, "deleting")
-        os.rename(step, doomed)
-        make_durable(step.parent)
-        _remove(doomed)
+        with nullcontext() if step.is_symlink() else claimed(step):
+            os.rename(step, doomed)
+            make_durable(step.parent)
+            _remove(doomed)
 
     def set_aside(self, step: Path, why: str) -> Path:
         aside = step.with_name(f"{step.name}.{why}-{secrets.token_hex(4)}")
@@ -124,6 +133,16 @@ class OnDisk:
             f"{final}: this checkpoint could not be written: {error.strerror or error}{where}.{advice} "
             f"Nothing of it was kept, and earlier checkpoints are as they were."
         )
+
+
+def _is_written_elsewhere(leftover: Path) -> bool:
+    """Whether the last save here was of another machine, whose locks may not be seen here, and has written a moment ago."""
+    with suppress(OSError):
+        note = (leftover.parent / LOCK).read_text(errors="replace").strip()
+        machine = note.rpartition(" on ")[2]
+        written = max(path.stat().st_mtime for path in (leftover, *leftover.iterdir()))
+        return bool(note) and machine != socket.gethostname() and time.time() - written < ELSEWHERE_S
+    return False
 
 
 def _temporary_name(directory: Path, doing: str) -> Path:

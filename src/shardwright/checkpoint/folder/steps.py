@@ -19,12 +19,19 @@ class Steps(Protocol[AnyPlace]):
 
     locks: bool
 
-    def committed(self, checkpoints: AnyPlace) -> tuple[AnyPlace, ...]:
-        """The checkpoints, newest step first. Their content is not checked. Raises CheckpointError where a store cannot be read."""
+    def committed(self, checkpoints: AnyPlace, *, once: bool) -> tuple[AnyPlace, ...]:
+        """The checkpoints, newest step first. Their content is not checked. ``once``: one answer of a store is enough, which may leave
+        out a step. Raises CheckpointError where a store cannot be read.
+        """
         ...
 
     def leftovers(self, checkpoints: AnyPlace) -> tuple[AnyPlace, ...]:
         """What is of saves and deletions that are running or were killed. Raises CheckpointError where a store cannot be read."""
+        ...
+
+    def under_way(self, leftovers: Sequence[AnyPlace]) -> tuple[AnyPlace, ...]:
+        """Those whose writer lives, as far as one can see: by its lock, or in a store because it has written not long ago. Changes
+        nothing. Raises as ``leftovers``."""
         ...
 
     def unknown(self, checkpoints: AnyPlace) -> tuple[AnyPlace, ...]:

@@ -42,7 +42,7 @@ def delete_old(out: Place, just_written: Place, rules: Retention) -> tuple[Place
     if rules.keeps_all:
         return ()
     try:
-        points = {path: point for path in committed(out) if (point := _point(path)) is not None}
+        points = {path: point for path in committed(out, once=True) if (point := _point(path)) is not None}
     except (CheckpointError, OSError) as error:
         raise _only_written(just_written, error) from error
     while True:
