@@ -23,9 +23,7 @@ def resumes(s3_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iter
     [
         ("GET", "manifest.json", "404"),
         ("GET", "boxes-", "flipped"),
-        ("GET", "part-", "page"),
         ("GET", "list", "stale"),
-        ("HEAD", "boxes-", "other size"),
     ],
 )
 def test_the_run_goes_on_from_the_newest_step(resumes: Resumes, method: str, kind: str, fault: str) -> None:

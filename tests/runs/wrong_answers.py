@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -44,7 +45,7 @@ class Resumes:
 
     def restore(self, changed: Mapping[str, bytes | None]) -> None:
         """The bucket and the run's folder as they were, but for some objects."""
-        client, wanted = self.client(), {**self.objects, **changed}
+        client, wanted = self.client, {**self.objects, **changed}
         for name in self.there():
             if name not in wanted:
                 client.delete_object(Bucket=BUCKET, Key=name)
@@ -58,13 +59,14 @@ class Resumes:
         for path in self.kept.iterdir():
             shutil.copy(path, self.options.out)
 
+    @cached_property
     def client(self) -> Any:
         import boto3
 
         return boto3.client("s3", endpoint_url=self.direct["AWS_ENDPOINT_URL"])
 
     def there(self) -> dict[str, bytes]:
-        client, prefix = self.client(), str(self.options.checkpoints).removeprefix(f"s3://{BUCKET}/")
+        client, prefix = self.client, str(self.options.checkpoints).removeprefix(f"s3://{BUCKET}/")
         names = [one["Key"] for one in client.list_objects_v2(Bucket=BUCKET, Prefix=prefix).get("Contents", ())]
         return {name: client.get_object(Bucket=BUCKET, Key=name)["Body"].read() for name in names}
 

@@ -7,10 +7,11 @@ Exit codes: 0 done; 1 findings of severity error; 2 bad usage or input, or the o
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import tyro
 
@@ -28,6 +29,7 @@ from shardwright.cli.typed.verbs import (
     TrainVerb,
 )
 from shardwright.cli.typed.written import with_options_of_its_run
+from shardwright.core.findings.bounds import require_path
 from shardwright.core.findings.errors import (
     INTERRUPTED,
     NOBODY_READS,
@@ -114,8 +116,9 @@ def _exit_code(arguments: list[str]) -> int:
     as_json = "--json" in arguments
     try:
         _refuse_nul(arguments)
-        arguments = with_options_of_its_run(arguments)
-        return _run(_read(arguments, as_json), arguments)
+        with _long_paths_refused():
+            arguments = with_options_of_its_run(arguments)
+            return _run(_read(arguments, as_json), arguments)
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0
     except ShardwrightError as error:
@@ -127,6 +130,17 @@ def _refuse_nul(arguments: Sequence[str]) -> None:
     for number, argument in enumerate(arguments, 1):
         if "\0" in argument:
             raise InputError(f"argument {number} is {argument!r}, and may have no NUL character. Leave it out.")
+
+
+@contextlib.contextmanager
+def _long_paths_refused() -> Iterator[None]:
+    """Refuses a path that is too long for a file system. Here once for all paths: which argument is one, its verb knows."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG and isinstance(error.filename, str | bytes | os.PathLike):
+            require_path(os.fsdecode(error.filename))
+        raise
 
 
 def _read(arguments: list[str], as_json: bool) -> EveryVerb:

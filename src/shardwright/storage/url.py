@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardwright.core.findings.bounds import require_path
 from shardwright.core.findings.errors import InputError
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -70,7 +71,7 @@ def local_path(place: Place) -> Path | None:
 def parsed_place(place: str | os.PathLike[str] | Url) -> Place:
     """A local path, or a URL where the text has ``://``. ``file://`` is a local path.
 
-    Raises InputError for a URL without a bucket, and for one with a password, a key or a query: their text would be shown and
+    Raises InputError for a path that no file system holds, for a URL without a bucket, and for one with a password, a key or a query: their text would be shown and
     stored.
 
     >>> parsed_place("run"), parsed_place("file:///data/run"), parsed_place("s3://bucket/run/")
@@ -81,6 +82,7 @@ def parsed_place(place: str | os.PathLike[str] | Url) -> Place:
     text = os.fspath(place)
     scheme, mark, rest = text.partition("://")
     if not mark:
+        require_path(text)
         if (found := COLLAPSED.match(text)) and not Path(text).exists():
             raise InputError(
                 f"{found.group()}...: a URL has two slashes after its scheme. In Python give it as a text, not as a Path."
@@ -92,6 +94,7 @@ def parsed_place(place: str | os.PathLike[str] | Url) -> Place:
     if scheme in LOCAL:
         if not rest.startswith("/"):
             raise InputError(f"{text}: the path of a file URL begins with a slash, as file:///data/run.")
+        require_path(rest)
         return Path(rest)
     return Url(f"{scheme}://{_checked(scheme, rest)}")
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from shardwright.cli.typed.output import write_view
 from shardwright.cli.typed.values import settings
+from shardwright.core.findings.bounds import require_path
 from shardwright.models import build, names
 
 CONFIG = "config.json"
@@ -53,4 +54,5 @@ def with_named_model(verb: Verb, *, shows: bool = True, has_findings: bool = Tru
 
 def _is_path(model: str) -> bool:
     """Whether it is a path, and no name: with a separator, a .json file, or a folder that is there."""
+    require_path(model)
     return model not in names() and ("/" in model or model.endswith(".json") or Path(model).is_dir())

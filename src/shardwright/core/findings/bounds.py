@@ -6,6 +6,7 @@ more, raise the number here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -20,6 +21,9 @@ class Bound:
     most: int
     fix: str
 
+
+SHOWN_CHARACTERS = 60
+"""Of a path that is too long."""
 
 BOUNDS: Mapping[str, Bound] = {
     "devices": Bound(most=1 << 20, fix="Give fewer devices."),
@@ -42,6 +46,11 @@ BOUNDS: Mapping[str, Bound] = {
     # Of a text before it is parsed: Python converts no integer of more digits, and its parsers take memory by the square of the levels.
     "digits": Bound(most=1_000, fix="Write a smaller number."),
     "levels": Bound(most=100, fix="Nest fewer tables."),
+    # The largest published models have some 200,000.
+    "tensors": Bound(most=1 << 19, fix="Fetch the file again, or divide the model."),
+    # What file systems hold, in bytes.
+    "name of a file": Bound(most=255, fix="Give a shorter name."),
+    "path": Bound(most=4095, fix="Give a shorter path."),
 }
 """Bounds by the quantity that is counted."""
 
@@ -51,6 +60,31 @@ def within(where: str, value: float, counted: str) -> None:
     bound = BOUNDS[counted]
     if value > bound.most:
         raise InputError(f"{where} is {number_text(value)}, and must be at most {bound.most:,}. {bound.fix}")
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a file may have this name, which was read from another file: a short one, of one part, without control characters.
+
+    >>> is_file_name("model-00001.safetensors"), is_file_name("../model"), is_file_name("model\0"), is_file_name("x" * 300)
+    (True, False, False, False)
+    """
+    num_bytes = len(name.encode(errors="replace"))
+    return (
+        name not in ("", ".", "..")
+        and "/" not in name
+        and name.isprintable()
+        and num_bytes <= BOUNDS["name of a file"].most
+    )
+
+
+def require_path(text: str) -> None:
+    """Raises InputError for a path that no file system holds."""
+    shown = text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
+    if "\0" in text:
+        raise InputError(f"{shown!r}: a path may have no NUL character. Leave it out.")
+    longest = max(len(os.fsencode(part)) for part in text.split("/"))
+    within(f"the path {shown!r}: its longest name, in bytes,", longest, "name of a file")
+    within(f"the path {shown!r}: its number of bytes", len(os.fsencode(text)), "path")
 
 
 def is_integer(value: object) -> TypeGuard[int]:

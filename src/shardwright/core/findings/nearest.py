@@ -6,6 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from difflib import get_close_matches
+from itertools import islice
+
+MOST_COMPARED = 10_000
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
@@ -14,6 +17,8 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     A number identifies one of a kind, so a name with another number is another name, not a typing error; the same digits
     in another order are a typing error.
 
+    Of very many names none is compared: that takes seconds.
+
     >>> nearest("tensorr", ["data", "fsdp", "tensor"])
     'tensor'
     >>> nearest("llama-8b", ["llama3-8b", "llama3-70b"]), nearest("h200", ["h100"])
@@ -21,8 +26,10 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     >>> nearest("bfloat61", ["float32", "bfloat16"])
     'bfloat16'
     """
-    numbers = _numbers(name)
-    same_numbers = [each for each in known if numbers <= _numbers(each)]
+    numbers, names = _numbers(name), list(islice(known, MOST_COMPARED + 1))
+    if len(names) > MOST_COMPARED:
+        return None
+    same_numbers = [each for each in names if numbers <= _numbers(each)]
     matches = get_close_matches(name, same_numbers, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 

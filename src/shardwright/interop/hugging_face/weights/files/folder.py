@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.checkpoint.format.fields import parse_json
+from shardwright.core.findings.bounds import is_file_name, within
 from shardwright.core.findings.errors import InputError
 from shardwright.files.text import read_text
 from shardwright.interop.hugging_face.published import Published, read_config
@@ -88,9 +89,10 @@ def _by_index(folder: Path) -> dict[str, FoundTensor]:
     """The tensors of all files that an index names. Raises InputError where the index and a header disagree."""
     top = parse_json(read_text(folder / INDEX).encode(), folder / INDEX)
     listed: dict[str, dict[str, None]] = {}
-    for name in (weight_map := top["weight_map"]).mapping():
+    within(f"{folder / INDEX}: the number of its tensors", len((weight_map := top["weight_map"]).mapping()), "tensors")
+    for name in weight_map.mapping():
         file = weight_map[name].text()
-        if Path(file).name != file or not file.endswith(".safetensors"):
+        if not is_file_name(file) or not file.endswith(".safetensors"):
             raise weight_map[name].error(f"'{file}' is not the name of a .safetensors file next to the index.")
         listed.setdefault(file, {})[name] = None
     found: dict[str, FoundTensor] = {}

@@ -11,6 +11,7 @@ import numpy as np
 
 from shardwright.checkpoint.format.dtypes import DTYPES, Dtype
 from shardwright.checkpoint.format.fields import Field, parse_json
+from shardwright.core.findings.bounds import within
 from shardwright.core.findings.errors import InputError
 
 MAX_HEADER_BYTES = 100_000_000
@@ -73,6 +74,7 @@ def read_header(path: Path) -> dict[str, FoundTensor]:
         raise InputError(f"{path}: no such file. Fetch it again.") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}.") from None
+    within(f"{path}: the number of its tensors", data.count(b'"data_offsets"'), "tensors")
     top = parse_json(data, path)
     found = [_tensor(path, top[name], 8 + num) for name in top.mapping() if name != "__metadata__"]
     _check_without_gap(path, found, 8 + num, status.st_size)
