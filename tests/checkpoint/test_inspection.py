@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -216,3 +220,60 @@ def test_a_step_that_is_not_there_is_no_intact_one(
     assert str(raised.value) == message
     assert main(["ckpt", "verify" if call is verify else "show", directory]) == 2
     assert capsys.readouterr() == ("", f"shardwright: {message}\n")
+
+
+HOLDS = """
+import sys
+from shardwright.checkpoint import saving
+with saving(sys.argv[1], 20) as save:
+    print(save.name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_save_of_another_process_is_under_way_until_it_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    save(tmp_path, small_state(), step=10)
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        name = process.stdout.readline().strip()
+        for verb in ("show", "verify"):
+            assert main(["ckpt", verb, str(tmp_path)]) == 0
+            printed = capsys.readouterr().out
+            assert f"being saved now: {name}\n" in printed
+            assert "left by" not in printed
+        process.kill()
+    for verb in ("show", "verify"):
+        assert main(["ckpt", verb, str(tmp_path)]) == 0
+        assert f"left by a save that did not finish, and never read: {name}\n" in capsys.readouterr().out
+
+
+def test_the_first_save_of_a_run_is_under_way(tmp_path: Path) -> None:
+    with saving(tmp_path, 20) as first:
+        for look in (describe, verify):
+            with pytest.raises(CheckpointError) as raised:
+                look(tmp_path)
+            assert str(raised.value) == (
+                f"{tmp_path}: there is no checkpoint here yet: {first.directory.name} is being saved now."
+            )
+
+
+def test_to_look_disturbs_no_save(tmp_path: Path) -> None:
+    """Saves and deletions, one after the other, while another thread looks at them all the time: none is ever called a leftover."""
+    ended, seen = threading.Event(), list[str]()
+    save(tmp_path, small_state(), step=1)
+
+    def look() -> None:
+        while not ended.is_set():
+            seen.extend(describe(tmp_path)["leftovers"])
+
+    with ThreadPoolExecutor(1) as threads:
+        looking = threads.submit(look)
+        for step in range(2, 30):
+            save(tmp_path, small_state(), step=step, keep=2)
+        ended.set()
+        looking.result()
+    assert seen == []

@@ -28,6 +28,7 @@ from shardwright.storage.files import remove_files, write_durable
 from shardwright.storage.local import make_durable
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLAIMED_AFTER_S = 0.05
 ELSEWHERE_S = 120.0
 """A save for which nothing was written for so long gives up."""
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -47,7 +48,12 @@ class OnDisk:
         return tuple(sorted(path for path in _folders(checkpoints) if LEFTOVER.fullmatch(path.name)))
 
     def under_way(self, leftovers: Sequence[Path]) -> tuple[Path, ...]:
-        return tuple(leftover for leftover in leftovers if is_claimed(leftover) or _is_written_elsewhere(leftover))
+        alive = {leftover for leftover in leftovers if is_claimed(leftover) or _is_written_elsewhere(leftover)}
+        if len(alive) < len(leftovers):
+            # A save claims its folder just after it has made it.
+            time.sleep(CLAIMED_AFTER_S)
+            alive |= {leftover for leftover in leftovers if is_claimed(leftover)}
+        return tuple(leftover for leftover in leftovers if leftover in alive)
 
     def unknown(self, checkpoints: Path) -> tuple[Path, ...]:
         known = {
