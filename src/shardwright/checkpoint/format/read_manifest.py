@@ -54,7 +54,6 @@ def _read(directory: Place) -> Manifest:
     path = directory / FILE_NAME
     try:
         data = read_regular(path, MAX_JSON_BYTES)
-        top = parse_json(data, path)
     except FileNotFoundError as error:
         raise DamagedError(
             f"{directory}: there is no {FILE_NAME}, so this is not a checkpoint. "
@@ -64,6 +63,10 @@ def _read(directory: Place) -> Manifest:
     except (OSError, MemoryError) as error:
         reason = error.strerror if isinstance(error, OSError) else NO_MEMORY
         raise CheckpointError(f"{path}: cannot be read: {reason}.") from error
+    try:
+        top = parse_json(data, path)
+    except MemoryError as error:
+        raise CheckpointError(f"{path}: cannot be read: {NO_MEMORY}.") from error
     except CheckpointError as error:
         raise DamagedError(str(error), read=digest_of(data)) from error
     try:
