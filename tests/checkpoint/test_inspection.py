@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -25,6 +26,7 @@ from shardwright.checkpoint.format.manifest import manifest_value
 from shardwright.checkpoint.reading.opened import open_checkpoint
 from shardwright.checkpoint.writing import save as save_module
 from shardwright.cli.main import main
+from shardwright.storage.local import LocalFiles
 from tests.checkpoint.states import point, save, small_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoint.md"
@@ -59,6 +61,7 @@ def test_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             }
         ],
         "damaged": [],
+        "unread": [],
         "under_way": [],
         "leftovers": [],
     }  # fmt: skip
@@ -66,7 +69,15 @@ def test_what_a_checkpoint_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_intact_checkpoint(tmp_path: Path) -> None:
     directory = save(tmp_path, small_state())
-    checked = {"directory": str(directory), "ok": True, "step": 10, "num_boxes": 4, "bytes": 464, "problems": []}
+    checked = {
+        "directory": str(directory),
+        "ok": True,
+        "damaged": False,
+        "step": 10,
+        "num_boxes": 4,
+        "bytes": 464,
+        "problems": [],
+    }
     assert verify(directory) == {
         "directory": str(directory),
         "ok": True,
@@ -110,6 +121,41 @@ def test_a_step_that_a_run_deletes_meanwhile_is_not_called_damaged(tmp_path: Pat
     first = save(tmp_path, small_state(), step=6)
     shown = describe(tmp_path)
     assert (shown["damaged"], [item["directory"] for item in shown["checkpoints"]]) == ([], [str(second)])
+
+
+@pytest.mark.parametrize("look", [describe, verify])
+def test_the_step_that_was_asked_for_is_deleted_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], object]
+) -> None:
+    step = save(tmp_path, small_state(), step=5)
+
+    def opened(directory: Path):
+        delete(directory)
+        return open_checkpoint(directory)
+
+    monkeypatch.setattr("shardwright.checkpoint.inspection.open_checkpoint", opened)
+    with pytest.raises(CheckpointError, match=re.escape(f"{step}: there is no checkpoint here.")):
+        look(step)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "boxes.index", "part-00000.index", "boxes-00000-00000.safetensors"])
+def test_a_disk_that_cannot_read_proves_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    step, opened = save(tmp_path, small_state(), step=5), LocalFiles.open
+
+    def failing(self: LocalFiles, path: Path):
+        if path.name == name:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return opened(self, path)
+
+    monkeypatch.setattr(LocalFiles, "open", failing)
+    shown, checked = describe(tmp_path), verify(tmp_path)
+    assert (shown["damaged"], len(shown["unread"]), shown["checkpoints"]) == ([], 1, [])
+    assert [(item["ok"], item["damaged"]) for item in checked["checkpoints"]] == [(False, False)]
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["ckpt", "verify", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.startswith(f"unread   {step}  ")
 
 
 @pytest.mark.parametrize("look", [describe, verify])

@@ -11,7 +11,7 @@ from typing import Any
 from shardwright.checkpoint.folder.directory import beside, committed, is_gone, is_step, leftovers, under_way, unknown
 from shardwright.checkpoint.folder.names import checkpoints_directory, no_checkpoint, step_of
 from shardwright.checkpoint.format.dtypes import DTYPES
-from shardwright.checkpoint.format.errors import CheckpointError
+from shardwright.checkpoint.format.errors import CheckpointError, proves_nothing
 from shardwright.checkpoint.format.manifest import FILE_NAME, INDEX_NAME, TIME, Manifest
 from shardwright.checkpoint.format.part import DATA_NAME, StoredBox, data_name, part_name
 from shardwright.checkpoint.format.read_manifest import read_manifest
@@ -29,7 +29,7 @@ def describe(directory: Place | str) -> dict[str, Any]:
 
     ``{directory, keep, checkpoints: [{directory, step, saved_at, metrics, kept_by, seed, data_position, model,
     layout: {name, text}, mesh, metadata, bytes, num_files, tensors: [{name, shape, dtype, spec, bytes, num_boxes}]}],
-    damaged: [message], under_way: [name], leftovers: [name]}``. ``under_way``: what is being saved or deleted now; in a store what was
+    damaged: [message], unread: [message], under_way: [name], leftovers: [name]}``. ``unread``: of steps that cannot be read, which proves no damage. ``under_way``: what is being saved or deleted now; in a store what was
     written to in the last 30 minutes. ``keep``: the rules of the newest save, which decide what the next save deletes;
     ``kept_by``: those that keep a step now. Raises CheckpointError if there is no checkpoint.
     """
@@ -38,12 +38,15 @@ def describe(directory: Place | str) -> dict[str, Any]:
     alive, dead = _alive_and_dead(unfinished)
     opened: list[Checkpoint] = []
     damaged: list[str] = []
+    unread: list[str] = []
     for path in paths:
         try:
             opened.append(open_checkpoint(path))
         except CheckpointError as error:
             if not is_gone(path):
-                damaged.append(str(error))
+                (unread if proves_nothing(error) else damaged).append(str(error))
+            elif path == directory:
+                raise no_checkpoint(directory) from error
     rules = opened[0].manifest.keep if opened else KEEP_ALL
     # Of one step alone the rules say nothing.
     steps = {} if paths == (directory,) else kept([saved_point(one.manifest) for one in opened], rules)
@@ -52,6 +55,7 @@ def describe(directory: Place | str) -> dict[str, Any]:
         "keep": rules.to_json(),
         "checkpoints": [_described(one, steps.get(one.point.step, ())) for one in opened],
         "damaged": damaged,
+        "unread": unread,
         "under_way": [_name(path) for path in alive],
         "leftovers": [_name(path) for path in dead],
     }
@@ -60,8 +64,9 @@ def describe(directory: Place | str) -> dict[str, Any]:
 def verify(directory: Place | str) -> dict[str, Any]:
     """Verifies every byte of the checkpoint of a step, or of all checkpoints of a run, against the digests.
 
-    ``{directory, ok, checkpoints: [{directory, ok, step, num_boxes, bytes, problems: [{code, message}]}], under_way: [name],
-    leftovers: [name], unknown: [name]}``. ``under_way``: as of ``describe``. A file in a checkpoint that its manifest does not list is a problem; ``unknown`` is what else is next to
+    ``{directory, ok, checkpoints: [{directory, ok, damaged, step, num_boxes, bytes, problems: [{code, message}]}], under_way: [name],
+    leftovers: [name], unknown: [name]}``. ``under_way``: as of ``describe``. Not ``ok`` and
+    not ``damaged``: it could not be read, which proves nothing. A file in a checkpoint that its manifest does not list is a problem; ``unknown`` is what else is next to
     the checkpoints of a run. Raises CheckpointError if there is no checkpoint.
     """
     directory = parsed_place(directory)
@@ -69,6 +74,8 @@ def verify(directory: Place | str) -> dict[str, Any]:
     alive, dead = _alive_and_dead(unfinished)
     # A run at the same time may delete old checkpoints, if it is configured to keep a number of them.
     checked = [result for path in paths if (result := _verified(path))["ok"] or not is_gone(path)]
+    if not checked and paths == (directory,):
+        raise no_checkpoint(directory)
     return {
         "directory": str(directory),
         "ok": all(item["ok"] for item in checked),
@@ -158,6 +165,7 @@ def _verified(directory: Place) -> dict[str, Any]:
     return {
         **result,
         "ok": not problems,
+        "damaged": not all(proves_nothing(error) for error in problems),
         "problems": [{"code": error.code, "message": str(error)} for error in problems],
     }
 

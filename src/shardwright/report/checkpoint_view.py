@@ -76,7 +76,8 @@ def verified_view(checked: Mapping[str, Any]) -> View:
     def view(_: int) -> RenderableType:
         parts: list[RenderableType] = []
         for one in checked["checkpoints"]:
-            word = ("intact ", "bold green") if one["ok"] else ("damaged", "bold red")
+            word = ("intact ", "bold green") if one["ok"] else ("unread ", "bold yellow")
+            word = ("damaged", "bold red") if one["damaged"] else word
             read = f"{one['num_boxes']:,} boxes, {pretty_bytes(one['bytes'])}"
             parts.append(Text.assemble(word, f"  {one['directory']}  ", (read, "dim")))
             for problem in one["problems"]:
@@ -161,6 +162,7 @@ def _tensors(tensors: Sequence[Mapping[str, Any]], colors: AxisColors, width: in
 
 def _faults(damaged: Sequence[str], shown: Mapping[str, Any]) -> list[RenderableType]:
     parts: list[RenderableType] = [Text.assemble(("damaged", "bold red"), f"  {message}") for message in damaged]
+    parts += [Text.assemble(("unread", "bold yellow"), f"  {message}") for message in shown.get("unread", ())]
     deleted = [name for name in shown["under_way"] if ".deleting-" in name]
     saved = [name for name in shown["under_way"] if name not in deleted]
     # A store has no locks.

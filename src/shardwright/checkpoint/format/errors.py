@@ -41,6 +41,11 @@ class DamagedError(CheckpointError):
         self.read = read
 
 
+def proves_nothing(error: CheckpointError) -> bool:
+    """Whether a checkpoint may be intact all the same: it could not be read, or not always with the same result."""
+    return not isinstance(error, DamagedError) and isinstance(error.__cause__, OSError | MemoryError | DamagedError)
+
+
 def _remake(kind: type[CheckpointError], message: str, code: str) -> CheckpointError:
     first, *lines = message.split("\n")
     return kind(first, lines=lines, code=code)
