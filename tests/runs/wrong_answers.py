@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,24 @@ RUN = "train llama3-test --layout fsdp --mesh fsdp=1 --steps 6 --batch 2 --lengt
 COMMAND = (sys.executable, "-m", "shardwright", *RUN.split())
 
 
-@dataclass
 class Resumes:
-    """A run of six steps that was stopped after four, with saves of steps 2 and 4 and what a killed save has left beside step 4."""
+    """A run of six steps that was stopped after four, with saves of steps 2 and 4 and what a killed save has left beside step 4.
 
-    options: RunOptions
-    proxy: Proxy
-    direct: Mapping[str, str]
-    objects: Mapping[str, bytes]
-    kept: Path
-    command: tuple[str, ...] = ()
-    requests: tuple[Request, ...] = ()
-    loss: float | str = 0.0
+    ``direct``: the environment of a client that asks the server itself. ``command``: of the run, where each resume is a process.
+    ``objects``: of the bucket, and ``kept`` the files of the run's folder, as each resume finds them. ``requests`` and ``loss``: of a
+    resume without a wrong answer.
+    """
+
+    def __init__(self, options: RunOptions, proxy: Proxy, direct: Mapping[str, str], command: Sequence[str]) -> None:
+        self.options, self.proxy, self.direct, self.command = options, proxy, direct, command
+        self.kept = options.out.with_name("kept")
+        shutil.copytree(options.out, self.kept)
+        key = (options.out / "checkpoints.txt").read_text().splitlines()[1]
+        left = f"{str(options.checkpoints).removeprefix(f's3://{BUCKET}/')}/checkpoints/{NEWEST}/{key}-deadbeef/declared-00000.json"
+        self.objects = {**self.there(), left: b"[]"}
+        self.restore({})
+        self.loss, _ = self.resume()
+        self.requests = tuple(proxy.asked)
 
     def restore(self, changed: Mapping[str, bytes | None]) -> None:
         """The bucket and the run's folder as they were, but for some objects."""
@@ -163,20 +169,11 @@ def stopped_run(folder: Path, direct: Mapping[str, str], name: str, *, by_comman
             subprocess.run([*command, "--stop-after", "4"], capture_output=True, check=True)
         else:
             go(counting(), run_options, stop_after=4)
-    key = (run_options.out / "checkpoints.txt").read_text().splitlines()[1]
     port = urlsplit(direct["AWS_ENDPOINT_URL"]).port
     assert port is not None
     with between(port) as proxy:
-        kept = folder / "kept"
-        shutil.copytree(run_options.out, kept)
-        resumes = Resumes(run_options, proxy, direct, {}, kept, command)
-        left = f"{name}/checkpoints/{NEWEST}/{key}-deadbeef/declared-00000.json"
-        resumes.objects = {**resumes.there(), left: b"[]"}
-        resumes.restore({})
-        proxy.clear()
-        resumes.loss, _ = resumes.resume()
+        resumes = Resumes(run_options, proxy, direct, command)
         assert by_command or resumes.loss == sums(run_options, 6)[-1], resumes.loss
-        resumes.requests = tuple(proxy.asked)
         yield resumes
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
@@ -18,7 +18,7 @@ OBJECTS = ("manifest.json", "boxes.index", "part-", "boxes-", "declared-")
 NEWEST = "step-00000004"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """What is asked of which kind of object, and the how manieth time."""
 
@@ -27,7 +27,7 @@ class Request:
     number: int
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Answer:
     status: int
     headers: dict[str, str]
@@ -38,58 +38,35 @@ class Answer:
     """Bytes of the body after which the connection is cut."""
 
 
-def _error(status: int, code: str) -> Callable[[Answer], None]:
-    def change(answer: Answer) -> None:
-        answer.status, answer.headers = status, {"Content-Type": "application/xml"}
-        answer.body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
-
-    return change
+Change = Callable[[Answer], Answer]
+"""What makes the wrong answer of the right one."""
 
 
-def _page(answer: Answer) -> None:
-    answer.status, answer.headers, answer.body = 200, {"Content-Type": "text/html"}, b"<html>log in first</html>"
+def _error(status: int, code: str) -> Change:
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+    return lambda _: Answer(status, {"Content-Type": "application/xml"}, body)
 
 
-def _flipped(answer: Answer) -> None:
+def _page(_: Answer) -> Answer:
+    return Answer(200, {"Content-Type": "text/html"}, b"<html>log in first</html>")
+
+
+def _flipped(answer: Answer) -> Answer:
     at = len(answer.body) // 2
-    answer.body = answer.body[:at] + bytes([answer.body[at] ^ 16]) + answer.body[at + 1 :]
+    return replace(answer, body=answer.body[:at] + bytes([answer.body[at] ^ 16]) + answer.body[at + 1 :])
 
 
-def _shortened(answer: Answer) -> None:
-    answer.body = answer.body[: len(answer.body) * 2 // 3]
+def _shortened(answer: Answer) -> Answer:
+    return replace(answer, body=answer.body[: len(answer.body) * 2 // 3])
 
 
-def _empty(answer: Answer) -> None:
-    answer.body = b""
+def _ended(answer: Answer) -> Answer:
+    return replace(answer, sent=len(answer.body) // 2)
 
 
-def _cut(answer: Answer) -> None:
-    answer.sent = len(answer.body) // 2
-
-
-def _reset(answer: Answer) -> None:
-    answer.sent = -1
-
-
-def _too_long(answer: Answer) -> None:
-    answer.length = len(answer.body) + 7
-
-
-def _other_size(answer: Answer) -> None:
-    answer.length = 17
-
-
-def _zeros(answer: Answer) -> None:
-    answer.body = bytes(len(answer.body))
-
-
-def _stale(answer: Answer) -> None:
+def _stale(answer: Answer) -> Answer:
     """A listing of before the newest step, and before the manifest of one was written."""
-    answer.body = _without(answer.body, NEWEST if b"CommonPrefixes" in answer.body else "manifest.json")
-
-
-def _without_anything(answer: Answer) -> None:
-    answer.body = _without(answer.body, "")
+    return replace(answer, body=_without(answer.body, NEWEST if b"CommonPrefixes" in answer.body else "manifest.json"))
 
 
 def _without(body: bytes, name: str) -> bytes:
@@ -100,22 +77,22 @@ def _without(body: bytes, name: str) -> bytes:
     return re.sub(r"<KeyCount>\d+</KeyCount>", "<KeyCount>0</KeyCount>", text).encode()
 
 
-ERRORS = {
+ERRORS: Mapping[str, Change] = {
     "404": _error(404, "NoSuchKey"),
     "403": _error(403, "AccessDenied"),
     "416": _error(416, "InvalidRange"),
     "429": _error(429, "TooManyRequests"),
     "500": _error(500, "InternalError"),
     "503": _error(503, "SlowDown"),
-    "reset": _reset,
+    "reset": lambda answer: replace(answer, sent=-1),
 }
-FAULTS: Mapping[str, Mapping[str, Callable[[Answer], None]]] = {
+FAULTS: Mapping[str, Mapping[str, Change]] = {
     "list": {
         **ERRORS,
         "page": _page,
-        "cut": _cut,
+        "ended early": _ended,
         "stale": _stale,
-        "nothing": _without_anything,
+        "nothing": lambda answer: replace(answer, body=_without(answer.body, "")),
         "shortened": _shortened,
     },
     "GET": {
@@ -123,39 +100,36 @@ FAULTS: Mapping[str, Mapping[str, Callable[[Answer], None]]] = {
         "page": _page,
         "flipped": _flipped,
         "shortened": _shortened,
-        "empty": _empty,
-        "cut": _cut,
-        "too long": _too_long,
-        "zeros": _zeros,
+        "empty": lambda answer: replace(answer, body=b""),
+        "ended early": _ended,
+        "too long": lambda answer: replace(answer, length=len(answer.body) + 7),
+        "zeros": lambda answer: replace(answer, body=bytes(len(answer.body))),
     },
-    "HEAD": {**ERRORS, "page": _page, "other size": _other_size},
-    "PUT": {**ERRORS},
+    "HEAD": {**ERRORS, "page": _page, "other size": lambda answer: replace(answer, length=17)},
+    "PUT": ERRORS,
 }
 """Wrong answers by what is asked."""
 
 
-def faults_of(request: Request) -> Mapping[str, Callable[[Answer], None]]:
+def faults_of(request: Request) -> Mapping[str, Change]:
     return FAULTS.get("list" if request.kind == "list" else request.method, ERRORS)
 
 
-@dataclass
 class Proxy:
-    """``asked``: the requests since ``clear``, in their order. ``wrong``: the one that gets a wrong answer, and how that is made."""
+    """``asked``: the requests since ``clear``, in their order. ``was_wrong``: whether one of them got the wrong answer."""
 
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    asked: list[Request] = field(default_factory=list[Request])
-    wrong: tuple[Request, Callable[[Answer], None]] | None = None
-    was_wrong: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
+        self.environment = dict[str, str]()
+        self.asked, self.was_wrong = list[Request](), False
+        self._wrong: tuple[Request, Change] | None = None
         self._lock, self._counts = Lock(), dict[tuple[str, str], int]()
 
-    def clear(self, wrong: tuple[Request, Callable[[Answer], None]] | None = None) -> None:
+    def clear(self, wrong: tuple[Request, Change] | None = None) -> None:
         with self._lock:
-            self.asked, self.wrong, self.was_wrong = [], wrong, False
+            self.asked, self._wrong, self.was_wrong = [], wrong, False
             self._counts.clear()
 
-    def asks(self, method: str, path: str) -> Callable[[Answer], None] | None:
+    def asks(self, method: str, path: str) -> Change | None:
         parts = urlsplit(path)
         name = parts.path.rpartition("/")[2]
         kind = (
@@ -166,9 +140,9 @@ class Proxy:
             self._counts[method, kind] = number + 1
             request = Request(method, kind, number)
             self.asked.append(request)
-            if self.wrong is not None and self.wrong[0] == request:
+            if self._wrong is not None and self._wrong[0] == request:
                 self.was_wrong = True
-                return self.wrong[1]
+                return self._wrong[1]
         return None
 
 
@@ -185,7 +159,7 @@ def between(port: int) -> Iterator[Proxy]:
             change = proxy.asks(self.command, self.path)
             answer = self._asked(data)
             if change is not None:
-                change(answer)
+                answer = change(answer)
             self._send(answer)
 
         do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer
