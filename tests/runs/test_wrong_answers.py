@@ -30,10 +30,8 @@ def test_the_run_goes_on_from_the_newest_step(resumes: Resumes, method: str, kin
     assert resumes.faulty(Request(method, kind, 0), fault) == "went on from the newest step"
 
 
-def test_drawn_requests(resumes: Resumes) -> None:
-    draw = random.Random(35)
-    for _ in range(2):
-        resumes.faulty(*drawn(resumes.requests, draw))
+def test_a_drawn_request(resumes: Resumes) -> None:
+    resumes.faulty(*drawn(resumes.requests, random.Random(35)))
 
 
 def test_a_step_that_is_really_damaged_is_set_aside(resumes: Resumes) -> None:

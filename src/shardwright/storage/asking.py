@@ -25,15 +25,17 @@ FINAL = (NO_BUCKET, NO_CREDENTIALS, NOT_ALLOWED, UNREACHABLE)
 Answer = TypeVar("Answer")
 
 
-def settled(url: Url, ask: Callable[[], Answer]) -> Answer:
-    """The answer that two requests in a row agree on, each through a connection of its own. That there is no object is an answer.
+def settled(url: Url, ask: Callable[[], Answer], *, elsewhere: bool = True) -> Answer:
+    """The answer that two requests in a row agree on. That there is no object is an answer. Each is through a connection of its own;
+    the second without ``elsewhere`` through that of the first, where thousands of objects are asked for.
 
     Raises FileNotFoundError, and OSError where the store cannot be asked or no two of its answers agree.
     """
     before = _answer(ask)
-    for pause_s in (0.0, *PAUSES_S):
+    for number, pause_s in enumerate((0.0, *PAUSES_S)):
         time.sleep(pause_s)
-        reconnect(url)
+        if elsewhere or number:
+            reconnect(url)
         answer = _answer(ask)
         if _same(before, answer):
             if isinstance(answer, OSError):
@@ -53,7 +55,7 @@ def read_settled(url: Url, most_bytes: int) -> bytes:
         data = read(url, most_bytes)
         if entry(url).md5 == _md5(data):
             return data
-    return settled(url, lambda: read(url, most_bytes))
+    return settled(url, lambda: read(url, most_bytes), elsewhere=False)
 
 
 def is_final(error: BaseException | None) -> bool:
