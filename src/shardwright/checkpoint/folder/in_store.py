@@ -280,8 +280,11 @@ def _is_leftover(directory: Url) -> bool:
 
 
 def _exists(manifest: Url) -> bool:
-    """Whether a step has a manifest. That it has none is not believed at once."""
-    return exists(manifest) or settled(manifest, lambda: exists(manifest))
+    """Whether a step has a manifest. That it has none, and an error, are not believed at once."""
+    with suppress(OSError):
+        if exists(manifest):
+            return True
+    return settled(manifest, lambda: exists(manifest))
 
 
 def _folders_in_use(step: Url, manifests: Iterable[str]) -> frozenset[str] | None:
