@@ -173,7 +173,8 @@ def stopped_run(folder: Path, direct: Mapping[str, str], name: str, *, by_comman
     assert port is not None
     with between(port) as proxy:
         resumes = Resumes(run_options, proxy, direct, command)
-        assert by_command or resumes.loss == sums(run_options, 6)[-1], resumes.loss
+        assert not isinstance(resumes.loss, str), resumes.loss
+        assert by_command or resumes.loss == sums(run_options, 6)[-1]
         yield resumes
 
 
