@@ -17,6 +17,7 @@ from shardwright.cost.hops import choose_hops
 from shardwright.cost.moe import choose_by_time
 from shardwright.cost.stages import assign_by_time
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
+from shardwright.cost.steps.routing import EVEN, shares_of_one
 from shardwright.cost.steps.step import seconds_of, timed
 from shardwright.cost.topology import topology
 from shardwright.cost.wording import seconds_text
@@ -43,7 +44,7 @@ def price(plan: Plan, machine: Machine) -> Plan:
         collectives=tuple(
             replace(one, seconds=seconds_of(one, time)) for one, time in zip(plan.collectives, used.times, strict=True)
         ),
-        step=_between(machine.numbers, used.step, low.step, high.step),
+        step=_with_one_that_gets_all(plan, mapping, _between(machine.numbers, used.step, low.step, high.step)),
         findings=worst_first((*_timed_choices(plan), *topology(plan, machine))),
     )
 
@@ -90,6 +91,19 @@ def _between(chip: ChipNumbers, used: StepCost | None, low: StepCost | None, hig
         return None
     error = 1 + (chip.read("estimate_error_share") if "estimate_error_share" in chip.numbers else 0.0)
     return replace(used, low_seconds=low.seconds / error, high_seconds=high.seconds * error)
+
+
+def _with_one_that_gets_all(plan: Plan, mapping: MeshMapping, step: StepCost | None) -> StepCost | None:
+    """The step, with the seconds that it would take if one device of each group received all rows that its experts may."""
+    chip, shares = mapping.machine.numbers, shares_of_one(plan)
+    if step is None or chip is None or shares <= EVEN:
+        return step
+    if plan.pipeline is None:
+        longest = timed(plan, mapping, shares=shares).step
+    else:
+        pipeline = timed_pipeline(plan, mapping, chip, "used", shares)
+        longest = None if pipeline is None else pipeline.step
+    return replace(step, seconds_if_one_device_gets_all=None if longest is None else longest.seconds)
 
 
 def _timed_choices(plan: Plan) -> Iterable[Finding]:

@@ -229,7 +229,8 @@ class StepCost:
 
     ``host_seconds``: copies of activations to the host and back, None where the chip's link has no figure; ``host_exposed_seconds``: of
     those, what is not hidden behind compute. ``idle_seconds``: a pipeline stage waits for the others. ``low_seconds`` and ``high_seconds``: the range that measured steps were
-    in nine times of ten; None where they were not priced.
+    in nine times of ten; None where they were not priced. All are of an even routing, but ``seconds_if_one_device_gets_all``: of all tokens
+    that its experts may receive; None where that is an even share.
     """
 
     seconds: float
@@ -241,6 +242,7 @@ class StepCost:
     idle_seconds: float = 0.0
     low_seconds: float | None = None
     high_seconds: float | None = None
+    seconds_if_one_device_gets_all: float | None = None
     flops_per_device: float | None = None
     constants: tuple[Constant, ...] = ()
 
@@ -258,6 +260,7 @@ class StepCost:
             "idle_seconds": self.idle_seconds,
             "low_seconds": self.low_seconds,
             "high_seconds": self.high_seconds,
+            **({"seconds_if_one_device_gets_all": longest} if (longest := self.seconds_if_one_device_gets_all) else {}),
             "flops_per_device": self.flops_per_device,
             "constants": [constant.to_json() for constant in self.constants],
         }

@@ -2,6 +2,7 @@
 
 collectives.py  seconds of one collective, in closed form
 flops.py        what one device computes in a step
+routing.py      how many rows the experts of a device receive
 products.py     the rate that a product reaches by its shape, and that of attention
 elementwise.py  bytes of what lies between products: norms, rotary embeddings, activations, the loss
 precision.py    seconds of all that is computed, under a recipe too, and bytes of quantization

@@ -16,7 +16,8 @@ written by them in a forward pass, in fused kernels:
 | scores of the vocabulary | 1 | the loss reads them; their cotangent is written and read |
 | the gradient of their weight, in float32 | 2 for each chunk of the loss, if there are several | a chunk's is added to it |
 
-Any other activation is written by a product alone and read by one. A backward pass moves twice the bytes of the forward pass, and
+Of rows of experts those count that a device receives, not the capacity of their buffers: the engines touch no others
+(``cost/steps/routing.py``). Any other activation is written by a product alone and read by one. A backward pass moves twice the bytes of the forward pass, and
 what is recomputed moves them once more.
 
 Eager PyTorch runs one kernel for each operation. A layer of Llama, in bytes of bfloat16 for each element: a norm 36 (its input is cast
@@ -33,6 +34,7 @@ from shardwright.core.plan.plan import Phase, Plan, TensorPlan, layers_on_device
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.repeated import share_made_again
 from shardwright.core.policies.runs import Run, runs_of
+from shardwright.cost.steps.routing import EVEN, filled_share
 
 EAGER_PASSES = 3.1
 """Bytes that eager PyTorch moves, in multiples of those of fused kernels: counted, see above."""
@@ -64,8 +66,8 @@ PASSES: Mapping[str, int] = {
 MADE_OF_A_LATENT = ("attention.keys_attended", "attention.values_attended")
 
 
-def elementwise_bytes(plan: Plan) -> Mapping[tuple[str, Phase], float]:
-    """Bytes that one device moves in a step, by component and phase, in fused kernels."""
+def elementwise_bytes(plan: Plan, shares: float = EVEN) -> Mapping[tuple[str, Phase], float]:
+    """Bytes that one device moves in a step, by component and phase, in fused kernels. ``shares``: of experts' rows (``routing.py``)."""
     found: dict[tuple[str, Phase], float] = {}
     latent = "attention.latent" in plan.by_name
     runs = runs_of(plan.request.table, plan.request.remat)
@@ -73,7 +75,8 @@ def elementwise_bytes(plan: Plan) -> Mapping[tuple[str, Phase], float]:
         passes = 2 if latent and tensor.name in MADE_OF_A_LATENT else PASSES.get(tensor.name, 0)
         if not passes:
             continue
-        moved = float(passes * tensor.bytes_per_device * layers_on_device(plan.request, plan.mesh, tensor))
+        layers = layers_on_device(plan.request, plan.mesh, tensor)
+        moved = passes * tensor.bytes_per_device * filled_share(plan, tensor, shares) * layers
         phases: Mapping[Phase, float] = {"forward": 1.0, "recompute": _again(tensor, runs), "backward": 2.0}
         for phase, times in phases.items():
             where = tensor.component, phase

@@ -28,6 +28,7 @@ from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of, time_of_planned
 from shardwright.cost.steps.flops import step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
+from shardwright.cost.steps.routing import EVEN
 from shardwright.cost.steps.step import PhaseTime, constants_of, phase_times, seconds_of, to_host_seconds
 
 Phases = Mapping[Phase, PhaseTime]
@@ -44,8 +45,10 @@ class TimedPipeline:
     step: StepCost
 
 
-def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading) -> TimedPipeline | None:
-    """None if a collective has no time."""
+def timed_pipeline(
+    plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading, shares: float = EVEN
+) -> TimedPipeline | None:
+    """None if a collective has no time. ``shares``: of experts' rows, in every stage (``routing.py``)."""
     pipeline = plan.pipeline
     assert pipeline is not None
     rates = Rates.of(chip, reading)
@@ -58,8 +61,8 @@ def timed_pipeline(plan: Plan, mapping: MeshMapping, chip: ChipNumbers, reading:
     for one in planned:
         if id(one.tensors) not in found:
             of_its = gathering_of_ends(plan.request) if one is ends else gathering
-            phases = _phases(one, mapping, chip, reading, of_its, plan.request.microbatches)
-            found[id(one.tensors)] = phases, _quantizing(one, chip, reading)
+            phases = _phases(one, mapping, chip, reading, of_its, plan.request.microbatches, shares)
+            found[id(one.tensors)] = phases, _quantizing(one, chip, reading, shares)
     phases = [found[id(one.tensors)][0] for one in planned]
     quantizing = [found[id(one.tensors)][1] for one in planned]
     known = [one for one in phases if one is not None]
@@ -91,17 +94,23 @@ def stage_seconds(stage: Plan, mapping: MeshMapping, gathering: Gathering, micro
 
 
 def _phases(
-    stage: Plan, mapping: MeshMapping, chip: ChipNumbers, reading: Reading, gathering: Gathering, microbatches: int
+    stage: Plan,
+    mapping: MeshMapping,
+    chip: ChipNumbers,
+    reading: Reading,
+    gathering: Gathering,
+    microbatches: int,
+    shares: float = EVEN,
 ) -> Phases | None:
     rates = Rates.of(chip, reading)
     times = [time_of_planned(one, mapping, rates) for one in stage.collectives]
-    seconds = [seconds_of(one, time) for one, time in zip(stage.collectives, times, strict=True)]
+    seconds = [seconds_of(one, time, shares) for one, time in zip(stage.collectives, times, strict=True)]
     known = [second for second in seconds if second is not None]
-    computing = computing_seconds(stage, chip, reading)
+    computing = computing_seconds(stage, chip, reading, shares)
     if computing is None or len(known) < len(seconds):
         return None
-    shares = [share_of_microbatch(one, stage, gathering, microbatches) for one in stage.collectives]
-    shared = [second * share for second, share in zip(known, shares, strict=True)]
+    of_microbatch = [share_of_microbatch(one, stage, gathering, microbatches) for one in stage.collectives]
+    shared = [second * share for second, share in zip(known, of_microbatch, strict=True)]
     return phase_times(stage, shared, computing, chip, reading)
 
 
@@ -115,8 +124,8 @@ def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:
     }
 
 
-def _quantizing(planned: Plan, chip: ChipNumbers, reading: Reading) -> float:
-    return moving_seconds(chip, quantization_bytes(planned, chip), reading)
+def _quantizing(planned: Plan, chip: ChipNumbers, reading: Reading, shares: float = EVEN) -> float:
+    return moving_seconds(chip, quantization_bytes(planned, chip, shares), reading)
 
 
 def _busy(time: PhaseTime) -> float:

@@ -43,13 +43,17 @@ from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.steps.elementwise import EAGER_PASSES, elementwise_bytes
 from shardwright.cost.steps.flops import CountedProduct, step_products
 from shardwright.cost.steps.products import RATES, Shape, attention_flops_per_s, copy_bytes_per_s, product_seconds
+from shardwright.cost.steps.routing import EVEN, is_of_experts
 
 BACKWARD_SCORES = 5 / 4
 """Products of attention's backward pass, in multiples of those that are counted as twice forward: it computes the scores again."""
 
 
-def computing_seconds(plan: Plan, chip: ChipNumbers, reading: Reading) -> Mapping[tuple[str, Phase], float] | None:
-    """Seconds of products and of what lies between them, by component and phase; None if no source was checked for a rate."""
+def computing_seconds(
+    plan: Plan, chip: ChipNumbers, reading: Reading, shares: float = EVEN
+) -> Mapping[tuple[str, Phase], float] | None:
+    """Seconds of products and of what lies between them, by component and phase; None if no source was checked for a rate. ``shares``: of
+    experts' rows (``routing.py``)."""
     quantized = {weight.name: weight for weight in plan.quantized}
     kernels = {
         name: weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype)
@@ -62,9 +66,11 @@ def computing_seconds(plan: Plan, chip: ChipNumbers, reading: Reading) -> Mappin
         if one.weight is None:
             seconds = _attention(plan, one, chip, reading)
         else:
+            received = shares if is_of_experts(plan, one.weight) else EVEN
             if one.phase == "forward":
-                shapes[one.weight] = forward_shape(plan, one.weight, one.flops)
-            flops, shape = one.flops * _slots(plan, one.weight), shapes[one.weight].of(one.product)
+                shapes[one.weight] = forward_shape(plan, one.weight, received * one.flops)
+            flops = received * one.flops * _slots(plan, one.weight)
+            shape = shapes[one.weight].of(one.product)
             kernel = kernels.get(one.weight, {}).get(one.product)
             share = 0.0 if kernel is None else quantized[one.weight].num / plan.by_name[one.weight].num
             seconds = (1 - share) * _wide(chip, flops, shape, wide, reading)
@@ -75,7 +81,7 @@ def computing_seconds(plan: Plan, chip: ChipNumbers, reading: Reading) -> Mappin
         where = one.component, one.phase
         found[where] = found.get(where, 0.0) + seconds
     rate = copy_bytes_per_s(chip, reading) / (EAGER_PASSES if program_of(plan, chip) == "eager" else 1.0)
-    for where, moved in elementwise_bytes(plan).items():
+    for where, moved in elementwise_bytes(plan, shares).items():
         found[where] = found.get(where, 0.0) + moved / rate
     return {where: seconds / chip.kernels_share(reading) for where, seconds in found.items()}
 
@@ -112,8 +118,7 @@ def visible_share(plan: Plan) -> float:
 
 def _slots(plan: Plan, weight: str) -> float:
     """How many slots of a buffer are multiplied, for each assignment that is counted."""
-    table = plan.request.table
-    return max(1.0, table.capacity_factor or 1.0) if "experts" in table.weight(weight).logical_axes else 1.0
+    return max(1.0, plan.request.table.capacity_factor or 1.0) if is_of_experts(plan, weight) else 1.0
 
 
 def forward_shape(plan: Plan, weight: str, flops: float) -> Shape:
@@ -135,8 +140,8 @@ def forward_shape(plan: Plan, weight: str, flops: float) -> Shape:
     return Shape(rows, k, n)
 
 
-def quantization_bytes(plan: Plan, chip: ChipNumbers) -> int:
-    """Bytes that a device reads and writes in a step to quantize the operands of its products."""
+def quantization_bytes(plan: Plan, chip: ChipNumbers, shares: float = EVEN) -> int:
+    """Bytes that a device reads and writes in a step to quantize the operands of its products. ``shares``: of experts' rows."""
     program = program_of(plan, chip)
     moved: dict[Hashable, float] = {}
     for weight in plan.quantized:
@@ -145,7 +150,7 @@ def quantization_bytes(plan: Plan, chip: ChipNumbers) -> int:
         for operand in weight.operands:
             once = program == "fused" and operand.operand == "weight"
             times = layers * (1 if once else plan.request.microbatches * _passes(plan, weight, operand.product))
-            elements = times * _elements(plan, operand)
+            elements = times * _elements(plan, operand, shares)
             read, written = _bytes(plan, program, operand, kernels.get(operand.product))
             # Weights that multiply one tensor may be made again in unequal parts: the most counts.
             for what, size in zip(_made(weight, operand, program), (read, written), strict=True):
@@ -189,11 +194,11 @@ def _passes(plan: Plan, weight: QuantizedWeight, product: Product) -> float:
     return 1 + share_again(request.table, runs_of(request.table, request.remat), request.table.weight(weight.name))
 
 
-def _elements(plan: Plan, operand: QuantizedOperand) -> float:
-    """Of one layer and microbatch on a device; of experts' rows those of an even routing."""
+def _elements(plan: Plan, operand: QuantizedOperand, shares: float) -> float:
+    """Of one layer and microbatch on a device; of experts' rows those that it receives."""
     on_device = {dim: sharded.on_device(plan.mesh) for dim, sharded in operand.dims.items()}
     if operand.experts > 1 and "tokens" in on_device:
-        rows = traffic_of(plan.request, plan.mesh).assignments
+        rows = shares * traffic_of(plan.request, plan.mesh).assignments
         return rows * next(size for dim, size in on_device.items() if dim != "tokens")
     elements = operand.experts
     for size in on_device.values():

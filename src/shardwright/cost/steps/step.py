@@ -29,6 +29,7 @@ from shardwright.cost.steps.collectives import Rates, Time, time_of_planned
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
 from shardwright.cost.steps.products import RATES
+from shardwright.cost.steps.routing import EVEN, sent_times
 
 HOST_RATE = "host_bytes_per_s"
 
@@ -44,13 +45,13 @@ class Timed:
     step: StepCost | None
 
 
-def timed(plan: Plan, mapping: MeshMapping, reading: Reading = "used") -> Timed:
-    """The times of a plan on a machine; ``step`` is None if a collective has no time."""
+def timed(plan: Plan, mapping: MeshMapping, reading: Reading = "used", shares: float = EVEN) -> Timed:
+    """The times of a plan on a machine; ``step`` is None if a collective has no time. ``shares``: of experts' rows (``routing.py``)."""
     chip = mapping.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, reading)
     times = tuple(time_of_planned(one, mapping, rates) for one in plan.collectives)
-    return Timed(times=times, step=_step(plan, times, chip, reading))
+    return Timed(times=times, step=_step(plan, times, chip, reading, shares))
 
 
 def to_host_seconds(plan: Plan, chip: ChipNumbers, reading: Reading = "used") -> float | None:
@@ -62,9 +63,9 @@ def to_host_seconds(plan: Plan, chip: ChipNumbers, reading: Reading = "used") ->
     return plan.memory.host_bytes * plan.request.microbatches / chip.read(HOST_RATE, reading)
 
 
-def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
+def seconds_of(one: PlannedCollective, time: Time | None, shares: float = EVEN) -> float | None:
     """Seconds of all its executions in a step."""
-    return None if time is None else time.seconds * one.count_per_step
+    return None if time is None else time.seconds * one.count_per_step * sent_times(one, shares)
 
 
 def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
@@ -100,14 +101,14 @@ def _is_used(name: str, rates: set[str], engine: str) -> bool:
     return name.removeprefix("product_") in rates or name.removeprefix("product_") not in RATES.values()
 
 
-def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading) -> StepCost | None:
-    seconds = [seconds_of(one, time) for one, time in zip(plan.collectives, times, strict=True)]
+def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading, shares: float) -> StepCost | None:
+    seconds = [seconds_of(one, time, shares) for one, time in zip(plan.collectives, times, strict=True)]
     known = [second for second in seconds if second is not None]
-    computing = computing_seconds(plan, chip, reading)
+    computing = computing_seconds(plan, chip, reading, shares)
     if len(known) < len(seconds) or computing is None:
         return None
     phases = phase_times(plan, known, computing, chip, reading)
-    moved = update_bytes(plan) + quantization_bytes(plan, chip)
+    moved = update_bytes(plan) + quantization_bytes(plan, chip, shares)
     compute = sum(one.compute for one in phases.values()) + moving_seconds(chip, moved, reading)
     compute += chip.step_latency_s
     exposed = sum(one.exposed for one in phases.values())

@@ -71,8 +71,12 @@ def _integers(plan: Plan) -> Sequence[Text]:
 def _step(plan: Plan) -> str:
     assert plan.step is not None
     step = plan.step
-    text = (
-        f"{pretty_seconds(step.seconds)}: computing {pretty_seconds(step.compute_seconds)}, "
+    text = f"{pretty_seconds(step.seconds)}: "
+    if step.seconds_if_one_device_gets_all is not None:
+        longest = pretty_seconds(step.seconds_if_one_device_gets_all)
+        text = f"even routing {pretty_seconds(step.seconds)}, if one device gets all {longest}; with even routing "
+    text += (
+        f"computing {pretty_seconds(step.compute_seconds)}, "
         f"communicating {pretty_seconds(step.communication_seconds)}, "
         f"of which {pretty_seconds(step.exposed_seconds)} is not hidden"
     )
