@@ -261,3 +261,18 @@ def test_each_backend_has_its_own_all_to_all(platform: str, has: str) -> None:
     # Both directions, and both again for the gradient, except the last one, which nothing needs.
     assert text.count(wanted[has]) in (3, 4)
     assert others[has] not in text
+
+
+def test_copies_beside_an_exchange_are_of_blocks_not_of_the_buffer() -> None:
+    """A buffer for the worst case is several times what is received: no gather of the program makes all of it."""
+    exchange = Exchange(axes=("expert",), rows=ROWS, buffer_rows=4 * ROWS, chunk=ROWS)
+
+    def there_and_back(rows_NM, counts):
+        routes = routes_of(counts[0], exchange)
+        return from_experts(to_experts(rows_NM[0], routes, exchange), routes, exchange)[None]
+
+    rows, counts = np.zeros((8, ROWS, EMBED), np.float32), rows_by_expert(1)
+    text = jax.jit(on_devices(there_and_back, 2)).trace(rows, counts).lower(lowering_platforms=("cuda",)).as_text()
+    gathers = [line for line in text.splitlines() if "stablehlo.gather" in line]
+    assert gathers
+    assert not any(f"-> tensor<{4 * ROWS}x{EMBED}xf32>" in line for line in gathers)

@@ -34,7 +34,7 @@ from shardwright.core.plan.plan import Phase, Plan, TensorPlan, layers_on_device
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.repeated import share_made_again
 from shardwright.core.policies.runs import Run, runs_of
-from shardwright.cost.steps.routing import EVEN, filled_share
+from shardwright.cost.steps.routing import EVEN, bytes_in_vain, filled_share
 
 EAGER_PASSES = 3.1
 """Bytes that eager PyTorch moves, in multiples of those of fused kernels: counted, see above."""
@@ -66,8 +66,11 @@ PASSES: Mapping[str, int] = {
 MADE_OF_A_LATENT = ("attention.keys_attended", "attention.values_attended")
 
 
-def elementwise_bytes(plan: Plan, shares: float = EVEN) -> Mapping[tuple[str, Phase], float]:
-    """Bytes that one device moves in a step, by component and phase, in fused kernels. ``shares``: of experts' rows (``routing.py``)."""
+def elementwise_bytes(
+    plan: Plan, shares: float = EVEN, static_on: str | None = None
+) -> Mapping[tuple[str, Phase], float]:
+    """Bytes that one device moves in a step, by component and phase, in fused kernels. ``shares``: of experts' rows (``routing.py``).
+    ``static_on``: the network of the chips, where buffers of experts have a static size: what is touched of them in vain counts too."""
     found: dict[tuple[str, Phase], float] = {}
     latent = "attention.latent" in plan.by_name
     runs = runs_of(plan.request.table, plan.request.remat)
@@ -77,10 +80,16 @@ def elementwise_bytes(plan: Plan, shares: float = EVEN) -> Mapping[tuple[str, Ph
             continue
         layers = layers_on_device(plan.request, plan.mesh, tensor)
         moved = passes * tensor.bytes_per_device * filled_share(plan, tensor, shares) * layers
-        phases: Mapping[Phase, float] = {"forward": 1.0, "recompute": _again(tensor, runs), "backward": 2.0}
-        for phase, times in phases.items():
+        forward, backward = (0.0, 0.0) if static_on is None else bytes_in_vain(plan, tensor, static_on, shares)
+        again = _again(tensor, runs)
+        phases: Mapping[Phase, float] = {
+            "forward": moved + layers * forward,
+            "recompute": again * (moved + layers * forward),
+            "backward": 2.0 * moved + layers * backward,
+        }
+        for phase, size in phases.items():
             where = tensor.component, phase
-            found[where] = found.get(where, 0.0) + times * moved
+            found[where] = found.get(where, 0.0) + size
     if summed := _summed_over_chunks(plan):
         found["logits", "backward"] = found.get(("logits", "backward"), 0.0) + summed
     return found

@@ -81,7 +81,8 @@ def computing_seconds(
         where = one.component, one.phase
         found[where] = found.get(where, 0.0) + seconds
     rate = copy_bytes_per_s(chip, reading) / (EAGER_PASSES if program_of(plan, chip) == "eager" else 1.0)
-    for where, moved in elementwise_bytes(plan, shares).items():
+    static_on = chip.network if plan.request.engine == "jax" and program_of(plan, chip) == "compiled" else None
+    for where, moved in elementwise_bytes(plan, shares, static_on).items():
         found[where] = found.get(where, 0.0) + moved / rate
     return {where: seconds / chip.kernels_share(reading) for where, seconds in found.items()}
 

@@ -5,15 +5,30 @@
 | even | those that its own tokens have: ``EVEN`` | the time of a step, its flops, and the bytes that it sends |
 | one device gets all | as many as its buffer holds (``shares_of_one``) | the longest time of a step, and the memory of every plan |
 
-Kernels multiply received rows and no others (``core/plan/expert_kernels.py``), and what lies between products touches no others.
+Kernels multiply received rows and no others (``core/plan/expert_kernels.py``). What lies between products touches no others either, but in
+programs of JAX, whose buffers have a static size (``IN_VAIN``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import ceil
+
+from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
 from shardwright.core.resolution.resolve import traffic_of
 
 EVEN = 1.0
+
+IN_VAIN: Mapping[tuple[str, str], Mapping[str, tuple[int, int]]] = {
+    ("switch", "all-to-all"): {"moe.hidden": (2, 0), "moe.output": (1, 0)},
+    ("switch", "ring"): {"moe.dispatched": (2, 0), "moe.hidden": (2, 0), "moe.output": (1, 3)},
+    ("torus", "all-to-all"): {"moe.dispatched": (0, 3), "moe.hidden": (3, 6)},
+    ("torus", "ring"): {"moe.dispatched": (2, 3), "moe.hidden": (3, 6), "moe.output": (0, 3)},
+}
+"""How often JAX's program reads or writes the rows of a buffer that nobody sent, forward and backward, by network and by how tokens move.
+The loop over blocks fills gate, up and the output first; around the kernel of TPUs SwiGLU and a sum have the whole buffer; a ring gathers
+by index into all of it. Copies before and after an all-to-all end with the rows received (``engine_jax/experts/exchange.py``)."""
 
 
 def shares_of_one(plan: Plan) -> float:
@@ -34,8 +49,16 @@ def filled_share(plan: Plan, tensor: TensorPlan, shares: float) -> float:
     """The part of an activation's bytes that is touched: of a buffer for rows of experts the rows that are received."""
     if plan.request.table.top_k is None or "slots" not in tensor.in_use.logical_axes:
         return 1.0
-    traffic = traffic_of(plan.request, plan.mesh)
-    return min(1.0, shares * traffic.assignments / traffic.buffer_rows(plan.request.expert_buffer))
+    row_bytes = DTYPE_BYTES[tensor.dtype] * ceil(tensor.shape[-1] / plan.mesh.size(tensor.in_use.dims[-1].axes))
+    rows = shares * traffic_of(plan.request, plan.mesh).assignments * plan.request.microbatches
+    return min(1.0, rows * row_bytes / tensor.bytes_per_device)
+
+
+def bytes_in_vain(plan: Plan, tensor: TensorPlan, network: str, shares: float) -> tuple[float, float]:
+    """Bytes of one layer's buffer for rows that nobody sent, forward and backward, in a program of JAX."""
+    forward, backward = IN_VAIN.get((network, plan.request.layout.move_moe), {}).get(tensor.name, (0, 0))
+    rest = tensor.bytes_per_device * (1.0 - filled_share(plan, tensor, shares)) if forward or backward else 0.0
+    return forward * rest, backward * rest
 
 
 def is_of_experts(plan: Plan, weight: str) -> bool:

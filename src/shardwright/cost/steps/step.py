@@ -3,6 +3,7 @@
 | communication | overlaps with |
 |---|---|
 | gathers of weights, reductions of their gradients | the compute of the same component in the same phase |
+| those of experts' matrices in XLA's programs for GPUs | a part (``OF_A_LOOP``): one loop multiplies by all three matrices, so they run beside the other products of a layer, or beside none |
 | a ring's permutes | the same |
 | on TPUs, gathers and scatters of tensor parallelism | the same: the compiler splits the products with them |
 | the same on GPUs, where a file of numbers has ``overlap`` | the same: kernels send while they multiply |
@@ -27,11 +28,18 @@ from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, Time, time_of_planned
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
-from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
+from shardwright.cost.steps.precision import computing_seconds, moving_seconds, program_of, quantization_bytes
 from shardwright.cost.steps.products import RATES
-from shardwright.cost.steps.routing import EVEN, sent_times
+from shardwright.cost.steps.routing import EVEN, is_of_experts, sent_times
 
 HOST_RATE = "host_bytes_per_s"
+
+OF_A_LOOP: Mapping[Phase, float] = {"forward": 1.0, "recompute": 2 / 3, "backward": 1 / 3}
+"""The share of the bytes of experts' matrices and of their gradients that XLA sends beside a product of the layer, where the experts'
+products are one loop over blocks of rows: in the program for an H100 of Mixtral 8x7B under ``ep``, ``--move moe=weights`` (docs/cost.md)."""
+
+LOOP = "the loop of experts"
+"""Stands for a component: of the collectives of its matrices that are sent beside other products."""
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -150,7 +158,11 @@ def phase_times(
     for one, second in zip(plan.collectives, seconds, strict=True):
         communication[one.phase] = communication.get(one.phase, 0.0) + second
         of_weights = one.phase != "update" and weights.issuperset(one.tensors)
-        if one.kind == "permute" or of_weights or _inside_products(plan, chip, one) or _inside_backward(plan, one):
+        if of_weights and _of_a_loop(plan, chip, one):
+            hidden = OF_A_LOOP[one.phase]
+            hideable[LOOP, one.phase] = hideable.get((LOOP, one.phase), 0.0) + hidden * second
+            open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + (1 - hidden) * second
+        elif one.kind == "permute" or of_weights or _inside_products(plan, chip, one) or _inside_backward(plan, one):
             where = one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         else:
@@ -162,9 +174,10 @@ def phase_times(
             backward = component, "backward"
             left = max(0.0, computing.get(backward, 0.0) - hideable.get(backward, 0.0))
             behind[component, phase] = left / plan.request.microbatches
-        elif component == "residual":
+        elif component in ("residual", LOOP):
             # What shards the residual stream is gathered for the products of the other components, and scattered after them.
-            others = {of for of, when in computing if when == phase and of != component}
+            itself = "moe" if component == LOOP else component
+            others = {of for of, when in computing if when == phase and of != itself}
             behind[component, phase] = computing.get((component, phase), 0.0) + sum(
                 max(0.0, computing[of, phase] - hideable.get((of, phase), 0.0)) for of in others
             )
@@ -183,6 +196,12 @@ def phase_times(
         )
         for phase in phases
     }
+
+
+def _of_a_loop(plan: Plan, chip: ChipNumbers, one: PlannedCollective) -> bool:
+    """Whether a collective is of matrices that a loop over blocks multiplies by: in XLA's programs for GPUs, of experts."""
+    in_blocks = chip.network != "torus" and plan.request.engine == "jax" and program_of(plan, chip) == "compiled"
+    return in_blocks and all(is_of_experts(plan, name) for name in one.tensors)
 
 
 def _inside_backward(plan: Plan, one: PlannedCollective) -> bool:

@@ -30,6 +30,9 @@ from shardwright.engine_jax.io.layer_io import TokenRing, index_of, size_of
 from shardwright.engine_jax.precision.arrays import ARRAYS
 from shardwright.engine_jax.precision.operands import codes_of
 
+BLOCKS_OF_A_SHARE = 4
+"""Blocks into which the even share of a device's rows is divided where rows are copied: at most a quarter of it is copied in vain."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
@@ -96,7 +99,7 @@ def routes_of(counts: jax.Array, exchange: Exchange) -> Routes:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def to_experts(rows_NM: jax.Array, routes: Routes, exchange: Exchange, quantizer: Quantizer | None = None) -> jax.Array:
-    """The buffer of received rows, RM, sorted by expert. Rows after the received ones hold arbitrary finite numbers.
+    """The buffer of received rows, RM, sorted by expert. Rows after the received ones hold arbitrary numbers, NaN among them.
 
     ``quantizer``: of the rows; their cotangents are sent back as they are.
     """
@@ -204,7 +207,7 @@ def _to_experts_ragged(rows_NM: jax.Array, routes: Routes, *, exchange: Exchange
     sent_D, received_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.received_DE, axis=1)
     received_RM = lax.ragged_all_to_all(
         rows_NM,
-        jnp.zeros((exchange.buffer_rows, *rows_NM.shape[1:]), rows_NM.dtype),
+        lax.empty((exchange.buffer_rows, *rows_NM.shape[1:]), rows_NM.dtype),
         routes.input_offset_D,
         sent_D,
         routes.output_offset_D,
@@ -216,13 +219,15 @@ def _to_experts_ragged(rows_NM: jax.Array, routes: Routes, *, exchange: Exchange
 
 def _from_experts_ragged(buffer_RM: jax.Array, routes: Routes, *, exchange: Exchange) -> jax.Array:
     sent_D, received_D = jnp.sum(routes.sent_DE, axis=1), jnp.sum(routes.received_DE, axis=1)
-    source_R = _relocated(
-        jnp.arange(exchange.buffer_rows, dtype=jnp.int32),
+    by_source_RM = _moved(
+        buffer_RM,
         _offsets(routes.received_DE.reshape(-1)),
         routes.buffer_offset_DE.reshape(-1),
+        jnp.sum(received_D),
+        exchange,
     )
     return lax.ragged_all_to_all(
-        _rows(buffer_RM, source_R),
+        by_source_RM,
         jnp.zeros((exchange.rows, *buffer_RM.shape[1:]), buffer_RM.dtype),
         _offsets(received_D),
         received_D,
@@ -256,10 +261,26 @@ def _from_experts_in_chunks(buffer_RM: jax.Array, routes: Routes, *, exchange: E
 def _sorted_by_expert(received_XM: jax.Array, routes: Routes, offset_D: jax.Array, exchange: Exchange) -> jax.Array:
     """The sorted buffer, from rows that are ordered by source device, those of each from ``offset_D`` on."""
     offset_ED = (offset_D[:, None] + _offsets(routes.received_DE)).T
-    source_R = _relocated(
-        jnp.arange(exchange.buffer_rows, dtype=jnp.int32), routes.buffer_offset_DE.T.reshape(-1), offset_ED.reshape(-1)
+    return _moved(
+        received_XM, routes.buffer_offset_DE.T.reshape(-1), offset_ED.reshape(-1), jnp.sum(routes.sizes_E), exchange
     )
-    return _rows(received_XM, source_R)
+
+
+def _moved(
+    array_XM: jax.Array, from_Q: jax.Array, to_Q: jax.Array, num_rows: jax.Array, exchange: Exchange
+) -> jax.Array:
+    """A buffer of rows, RM: ranges of rows as ``_relocated`` has them. Only blocks with one of the first ``num_rows`` are touched, since
+    a buffer with capacity for the worst case is several times as large as what is received."""
+    block = min(exchange.buffer_rows, max(1, exchange.rows // BLOCKS_OF_A_SHARE))
+
+    def one_block(number: jax.Array, done_RM: jax.Array) -> jax.Array:
+        # A block that would exceed the buffer begins earlier.
+        start = jnp.minimum(number * block, exchange.buffer_rows - block)
+        source = _relocated(start + jnp.arange(block, dtype=jnp.int32), from_Q, to_Q)
+        return lax.dynamic_update_slice_in_dim(done_RM, _rows(array_XM, source), start, 0)
+
+    empty_RM = lax.empty((exchange.buffer_rows, *array_XM.shape[1:]), array_XM.dtype)
+    return lax.fori_loop(0, (num_rows + block - 1) // block, one_block, empty_RM)
 
 
 def _relocated(index_I: jax.Array, from_Q: jax.Array, to_Q: jax.Array) -> jax.Array:

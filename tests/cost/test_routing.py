@@ -1,0 +1,126 @@
+"""Rows of experts in the time of a step: an even routing, one device that gets all, and what hides the gathers of experts' matrices."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from shardwright.core.plan.plan import Plan, StepCost
+from shardwright.core.planning import make_plan
+from shardwright.cost import price, read_machine
+from shardwright.cost.steps.elementwise import EAGER_PASSES, elementwise_bytes
+from shardwright.cost.steps.flops import step_flops
+from shardwright.cost.steps.routing import shares_of_one
+from shardwright.models import build
+from shardwright.report.plan.plan_view import plan_view
+from shardwright.report.text.terminal import to_text
+from shardwright.report.text.units import pretty_seconds
+from tests.cost.plans import priced, request
+
+MIXTRAL = {"mesh_sizes": {"expert": 8}, "batch": 64, "length": 4096}
+
+
+def step_of(plan: Plan) -> StepCost:
+    assert plan.step is not None
+    return plan.step
+
+
+def test_time_is_of_an_even_routing_and_memory_of_the_worst() -> None:
+    largest, even = (
+        priced("mixtral-8x7b", "ep", "h100:1x8", engine="torch", expert_buffer=buffer, **MIXTRAL)
+        for buffer in (None, 1.0)
+    )
+    assert step_of(largest).seconds == step_of(even).seconds
+    assert elementwise_bytes(largest) == elementwise_bytes(even)
+    assert largest.memory.activations_bytes > even.memory.activations_bytes
+    assert step_of(even).seconds_if_one_device_gets_all is None
+    assert "seconds_if_one_device_gets_all" not in step_of(even).to_json()
+
+
+def test_one_device_that_gets_all_multiplies_and_receives_all() -> None:
+    """Mixtral on 8 devices: two experts a token, one on each device, so four times the even share, by hand."""
+    plan = priced("mixtral-8x7b", "ep", "h100:1x8", remat="none", engine="torch", **MIXTRAL)
+    step = step_of(plan)
+    assert shares_of_one(plan) == 4.0
+    experts = {where: flops for where, flops in step_flops(plan).items() if where[0] == "moe"}
+    exchanged = sum(one.seconds or 0.0 for one in plan.collectives if one.ragged)
+    between = sum(elementwise_bytes(plan, 4.0).values()) - sum(elementwise_bytes(plan).values())
+    # Three times as much again as in an even routing: no product of an expert is small enough to reach less of its rate.
+    more = 3 * sum(experts.values()) / 794.5e12 / 0.777 + 3 * exchanged + EAGER_PASSES * between / 2.85e12 / 0.777
+    assert step.seconds_if_one_device_gets_all == pytest.approx(step.seconds + more, rel=0.02)
+    assert step.to_json()["seconds_if_one_device_gets_all"] == step.seconds_if_one_device_gets_all
+    smaller = step_of(
+        priced("mixtral-8x7b", "ep", "h100:1x8", remat="none", engine="torch", expert_buffer=2.0, **MIXTRAL)
+    )
+    assert smaller.seconds == step.seconds
+    assert step.seconds < (smaller.seconds_if_one_device_gets_all or 0.0) < (step.seconds_if_one_device_gets_all or 0.0)
+
+
+def test_jax_touches_rows_of_its_static_buffers_that_nobody_sent() -> None:
+    """Gate, up and the output are filled before the loop over blocks, by hand: of three even shares that stay empty."""
+    largest, even = (
+        step_of(priced("mixtral-8x7b", "ep", "h100:1x8", remat="none", expert_buffer=buffer, **MIXTRAL))
+        for buffer in (None, 1.0)
+    )
+    empty_rows, row_bytes = 3 * 2 * 8 * 4096, 2 * (2 * 14336 + 4096)
+    assert largest.seconds - even.seconds == pytest.approx(32 * empty_rows * row_bytes / 2.85e12 / 0.777, rel=1e-6)
+
+
+def test_drawn_requests_have_one_even_time_whatever_their_buffers_hold() -> None:
+    random = Random(20261128)
+    for _ in range(4):
+        engine, move = random.choice(["jax", "torch"]), random.choice(["all-to-all", "ring", "weights"])
+        model, layout = random.choice([("mixtral-8x7b", "ep"), ("deepseek3-16b", "ep"), ("deepseek3-16b", "ep-as-cp")])
+        chips = random.choice(["h100:2x8", "v5p:2x2x4", "b200:2x8"])
+        options = {
+            "mesh_sizes": {"expert": random.choice([4, 8])},
+            "batch": 16 * random.choice([1, 2, 4]),
+            "length": random.choice([1024, 4096]),
+            "remat": random.choice(["full", "none"]),
+            "engine": engine,
+            "move_moe": move,
+        }
+        even = step_of(priced(model, layout, chips, expert_buffer=1.0, **options))
+        for buffer in (None, 1.0 + random.random()):
+            step = step_of(priced(model, layout, chips, expert_buffer=buffer, **options))
+            if engine == "torch":
+                assert step.seconds == pytest.approx(even.seconds), (model, layout, chips, options, buffer)
+            assert step.seconds >= 0.999 * even.seconds
+            if step.seconds_if_one_device_gets_all is not None:
+                assert step.seconds_if_one_device_gets_all > 0.999 * step.seconds
+
+
+def test_the_view_says_both() -> None:
+    plan = priced("mixtral-8x7b", "ep", "h100:1x8", engine="torch", **MIXTRAL)
+    step = step_of(plan)
+    even, longest = pretty_seconds(step.seconds), pretty_seconds(step.seconds_if_one_device_gets_all or 0.0)
+    text = to_text(plan_view(plan, {}), io.StringIO(), width=200)
+    assert f"even routing {even}, if one device gets all {longest}; with even routing computing" in text
+    plan = priced("mixtral-8x7b", "ep", "h100:1x8", expert_buffer=1.0, **MIXTRAL)
+    assert "even routing" not in to_text(plan_view(plan, {}), io.StringIO(), width=200)
+
+
+@pytest.mark.parametrize("chips", ["mi355x:1x8", "h100:1x8", "b200:1x8"])
+def test_tokens_are_cheaper_than_gathered_weights_where_that_was_measured(chips: str) -> None:
+    """Mixtral-8x7B, EP 8, 11 rows on each of 8 MI355X, capacity 1.0: an all-to-all was 1.47 times as fast (MaxText #4179)."""
+    machine = read_machine(chips)
+    table = build("mixtral-8x7b", {"capacity_factor": "1.0"})
+    options = {"mesh_sizes": {"expert": 8}, "batch": 88, "length": 4096, "devices": 8, "chip": machine.chip}
+    seconds, exposed = {}, {}
+    for move in ("all-to-all", "weights"):
+        step = step_of(
+            price(
+                make_plan(replace(request("mixtral-8x7b", "ep", move_moe=move, **options), table=table)),
+                machine,
+            )
+        )
+        seconds[move], exposed[move] = step.seconds, step.exposed_seconds
+    assert seconds["all-to-all"] < seconds["weights"]
+    # Of the program that XLA compiles for an H100: one gather of three when a layer is computed again, and two reductions of three.
+    plan = priced("mixtral-8x7b", "ep", chips, move_moe="weights", mesh_sizes={"expert": 8}, batch=88, length=4096)
+    of_experts = {one.phase: one.seconds or 0.0 for one in plan.collectives if one.component == "moe"}
+    open_seconds = of_experts["recompute"] / 3 + of_experts["backward"] * 2 / 3
+    assert exposed["weights"] == pytest.approx(open_seconds, rel=0.05)
