@@ -12,7 +12,14 @@ from benchmarks.published.steps import published, steps_of
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.])")
 STEPS = {step.name: step for step in steps_of(HERE)}
-MADE_ANEW = ("mpt-13b-h100-8-4096", "mpt-70b-a100-64-2048", "nemo-8b-gb300-8-fp8-2511", "ao-8b-b200-8")
+MADE_ANEW = (
+    "mpt-13b-h100-8-4096",
+    "mpt-70b-a100-64-2048",
+    "nemo-8b-gb300-8-fp8-2511",
+    "ao-8b-b200-8",
+    "nemo-30b-b200-8-mxfp8-260201",
+    "simumax-deepseekv3-l4-ep8-pp1-mbc4",
+)
 """Of each source without stages, whose plans take longer."""
 
 
@@ -45,3 +52,15 @@ def test_the_summary_is_that_of_the_rows() -> None:
     outside = sum(": outside" in row for row in rows)
     assert f"| {len(rows) - outside} of {len(rows)} |" in PAGE.read_text(encoding="utf-8")
     assert outside <= len(rows) / 10
+
+
+def test_dropless_experts_are_near_without_a_size_of_their_buffers() -> None:
+    """Of all later mixtures of experts: within 15% on average, and nine of ten in the range."""
+    rows = {
+        name: row for name, row in lines_on_page().items() if STEPS[name].model.startswith(("mixtral", "deepseek3"))
+    }
+    assert len(rows) >= 20
+    assert not any("--expert-buffer" in STEPS[name].plan or "capacity_factor" in STEPS[name].plan for name in rows)
+    errors = [abs(float(row.split(" | ")[3].rstrip("%"))) for row in rows.values()]
+    assert sum(errors) / len(errors) < 15
+    assert sum(": outside" in row for row in rows.values()) <= len(rows) / 10
