@@ -128,6 +128,14 @@ class Kernels(nn.Module):
         return x_BML + functional.silu(self.three(x_BML.reshape(rows, 4, 2, 4, length))).reshape(x_BML.shape)
 
 
+class Unnormed(Transformer):
+    """Without a norm before the head: the gradients of its inputs and of all blocks meet in the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.Identity()
+
+
 class AlongRows(Transformer):
     """A module that shards the tokens of the last norm over ``tensor``: the norm's gradient is partial over it."""
 
@@ -161,6 +169,11 @@ def dense() -> Transformer:
     """A module with the same values on every rank."""
     torch.manual_seed(7)
     return Transformer()
+
+
+def unnormed() -> Unnormed:
+    torch.manual_seed(7)
+    return Unnormed()
 
 
 def along_rows() -> AlongRows:
@@ -250,9 +263,10 @@ def train(make: Callable[[], nn.Module], plan: Plan | None, *, sum_gradients: bo
         batch = torch.randint(VOCAB, (ROWS, LENGTH + 1), generator=generator)
         rows = batch if plan is None else _rows_of(batch, plan)
         tokens, targets = rows[:, :-1], rows[:, 1:]
-        if mesh is not None and "tensor" in (mesh.mesh_dim_names or ()):
+        if mesh is not None and isinstance(module, AlongRows):
             tokens = DTensor.from_local(tokens, mesh["tensor"], [Replicate()], run_check=False)
         logits = module(tokens)
+        assert isinstance(logits, DTensor) == isinstance(tokens, DTensor)
         logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
         loss = functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         (loss * len(rows) / ROWS if sum_gradients else loss).backward()

@@ -32,6 +32,7 @@ from tests.engine_torch.own_block import (
     kept_of,
     plan_of,
     train,
+    unnormed,
     with_experts,
 )
 from tests.engine_torch.ranks import Ranks
@@ -94,19 +95,14 @@ def test_each_rank_keeps_what_the_plan_says(number: int) -> None:
 CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int]]] = {
     "fsdp": (dense, {"data": "data", "fsdp": "fsdp"}, {"data": 1, "fsdp": 4}),
     "hsdp": (dense, {"data": "data", "fsdp": "fsdp"}, {"data": 2, "fsdp": 2}),
-    "fsdp-tp": (dense, {"fsdp": "fsdp", "tensor": TENSOR}, {"fsdp": 2, "tensor": 2}),
+    "fsdp-tp": (unnormed, {"fsdp": "fsdp", "tensor": TENSOR}, {"fsdp": 2, "tensor": 2}),
     "ddp": (dense, {"data": "data"}, {"data": 4}),
-    "ddp-tp": (dense, {"data": "data", "tensor": TENSOR}, {"data": 2, "tensor": 2}),
+    "ddp-tp": (unnormed, {"data": "data", "tensor": TENSOR}, {"data": 2, "tensor": 2}),
     "fsdp-tp along rows": (along_rows, {"fsdp": "fsdp", "tensor": ALONG_ROWS}, {"fsdp": 2, "tensor": 2}),
     "ddp-tp along rows": (along_rows, {"data": "data", "tensor": ALONG_ROWS}, {"data": 2, "tensor": 2}),
     "experts": (with_experts, {"fsdp": "fsdp", "expert": EXPERT}, {"fsdp": 2, "expert": 2}),
     "kernels": (convolved, {"data": "data", "fsdp": "fsdp"}, {"data": 2, "fsdp": 2}),
-    # DTensor cannot reshard the partial cotangents of these kernels to an embedding that is sharded.
-    "kernels under tensor": (
-        convolved,
-        {"fsdp": "fsdp", "tensor": {**TENSOR, "embedding": "idle"}},
-        {"fsdp": 2, "tensor": 2},
-    ),
+    "kernels under tensor": (convolved, {"fsdp": "fsdp", "tensor": TENSOR}, {"fsdp": 2, "tensor": 2}),
     "experts among replicas": (with_experts, {"data": "data", "expert": EXPERT}, {"data": 2, "expert": 2}),
 }
 
@@ -114,7 +110,7 @@ CASES: Mapping[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, int
 def planned(case: str) -> tuple[Callable[[], nn.Module], Plan]:
     make, roles, sizes = CASES[case]
     names = {with_experts: NAMES_WITH_EXPERTS, convolved: NAMES_OF_KERNELS}.get(make)
-    own: dict[str, Any] = {} if names is None else {"names": names, "module": make()}
+    own: dict[str, Any] = {"module": make()} if names is None else {"names": names, "module": make()}
     rules = {"mlp": {"mlp": []}} if case == "kernels under tensor" else None
     return make, plan_of(roles, sizes, rules=rules, **own)
 

@@ -46,6 +46,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "training",
         "dry_run",
         "own_program.steps",
+        "own_program.operands",
         "own_program",
         "modules.parts",
         "modules",

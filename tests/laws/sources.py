@@ -85,6 +85,8 @@ REFUSING = {
     "engine_torch/own_program/steps/replicas.py": "a user's own module",
     "engine_torch/own_program/units.py": "a user's own module",
     "engine_torch/own_program/values.py": "a user's own module",
+    "engine_torch/own_program/operands/conversions.py": "a user's own module",
+    "engine_torch/own_program/operands/fused.py": "a user's own module",
     "engine_torch/own_program/shards.py": "a user's own module",
     "engine_torch/own_program/naming.py": "a user's own module",
     "engine_torch/own_program/moments.py": "a user's own module",

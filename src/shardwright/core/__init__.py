@@ -1,7 +1,8 @@
 """The layout core: what a layout means, decided in pure Python, before any framework is imported.
 
-planning.py   from a request to a plan
-installed.py  which packages are installed
+planning.py    from a request to a plan
+named_axes.py  sets of a plan's axes by the names of other programs
+installed.py   which packages are installed
 
 Standard library only. Engines lower what is decided here and decide nothing themselves.
 """

@@ -36,6 +36,21 @@ def flattened(mesh: DeviceMesh, axes: Sequence[str]) -> DeviceMesh:
     return mesh[tuple(axes)]._flatten("_".join(axes))
 
 
+def named(mesh: DeviceMesh, axes: Sequence[str], name: str) -> None:
+    """Give axes of a root mesh, in mesh order, a name of their own as one axis; without axes, it has this rank alone.
+
+    PyTorch has no public function for that, and makes an axis of one rank only beside another one.
+    """
+    # The joined name of other axes may be the same.
+    mesh._flatten_mapping.pop(name, None)
+    if axes:
+        mesh[tuple(axes)]._flatten(name)
+    else:
+        first, *_ = mesh.mesh_dim_names or ("",)
+        beside = mesh[first]._unflatten(0, (mesh[first].size(), 1), (f"{first}_beside_{name}", name))
+        mesh._flatten_mapping[name] = beside[name]
+
+
 def joined(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     """Meshes of one dim each as one mesh of several dims. Slicing the root mesh is no alternative: it does not accept flattened axes
     (2.13 warns, reversed order raises)."""
@@ -102,6 +117,14 @@ def no_view(x: torch.Tensor) -> torch.Tensor:
     """The same elements as a tensor that PyTorch takes for no view: `fully_shard` warns of a module that returns one. The public way
     is a copy."""
     return torch.ops.aten._unsafe_view(x, x.shape)
+
+
+def mapped_tensors(change: Callable[[torch.Tensor], object], values: Any) -> Any:
+    """Values with each tensor in them changed, also those in the outputs of other libraries, as far as PyTorch knows their classes; it has
+    no public function for that."""
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda value: change(value) if isinstance(value, torch.Tensor) else value, values)
 
 
 def storage_key(storage: torch.UntypedStorage) -> int:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.conv import _ConvNd
 
 from shardwright.core.boxes.boxes import shard_box
@@ -32,7 +32,10 @@ from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import joined
 from shardwright.engine_torch.io.private import sum_gradients as sum_over_ranks
+from shardwright.engine_torch.lowering.named_axes import name_axes
 from shardwright.engine_torch.lowering.parameters import placements_of
+from shardwright.engine_torch.own_program.operands.entries import convert_activations
+from shardwright.engine_torch.own_program.operands.fused import require_equal_heads
 from shardwright.engine_torch.own_program.steps.gradients import Reductions
 from shardwright.engine_torch.own_program.steps.planned import PlannedWeight, kind_of
 from shardwright.engine_torch.own_program.steps.replicas import ReplicaComparison
@@ -77,13 +80,16 @@ def parallelize(
 
     Weights are gathered and multiplied in the request's ``dtype``; gradients are summed in the dtype of the weights.
 
-    The module moves its activations itself. Over axes that shard weights in use, its weights are DTensors on those axes of the
-    mesh, so their inputs must be DTensors too: ``DTensor.from_local(tokens, mesh["tensor"])``. If the output of a module with
-    weights of its own is partial (an embedding, a down-projection), it is all-reduced.
+    Over axes that shard weights in use, and whose ranks have the same tokens, modules convert their inputs and outputs
+    (``operands/conversions.py``): plain tensors go in and come out. Over other axes the module moves its activations itself.
+
+    The mesh has the axes ``dp``, ``batch``, ``loss`` and ``dp_shard_cp`` besides its own (``core/named_axes.py``). Warns where the plan has
+    an axis of such a name with other ranks.
 
     Raises FindingsError for a plan with errors, and InputError for a plan of another engine, module or number of ranks, for
-    weights that cannot be gathered in one unit, for values that are not the same on all ranks (then on every rank), and for a
-    convolution whose weight is sharded in use. The module is then unchanged.
+    weights that cannot be gathered in one unit, for values that are not the same on all ranks (then on every rank), for a
+    convolution whose weight is sharded in use, and for an ``nn.MultiheadAttention`` whose heads the axes do not divide. The module is
+    then unchanged.
 
     >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     >>> from shardwright import Request, load_layout, make_plan, table_of
@@ -99,6 +105,7 @@ def parallelize(
     parameters = _checked(module, plan)
     _require_ranks(plan)
     _require_unsharded_kernels(module, weights, plan)
+    require_equal_heads(module, weights, plan.mesh)
     axes_of = {key: _fsdp_axes(one, plan) for key, one in weights.items()}
     gathered = {parameters[key]: axes for key, axes in axes_of.items() if axes.gathered}
     found = units_of(module, gathered, units or entries_of_lists(module))
@@ -112,7 +119,6 @@ def parallelize(
     dtensor_axes = _dtensor_axes(weights.values(), plan)
     placed = {one: _placed(one, weights[key], dtensor_axes[key], ranks) for key, one in parameters.items()}
     _replace(module, placed, device)
-    _sum_outputs(module)
     for unit in found:
         _shard(unit, {placed[one] for one in unit.weights}, plan, ranks, divisor)
     planned = {
@@ -130,6 +136,9 @@ def parallelize(
     replicated = {key: axes for key, axes in sharded_by.items() if plan.mesh.size(axes) < plan.mesh.num_devices}
     comparison = ReplicaComparison(plan.mesh, replicated, device) if replicated else None
     Reductions(planned, peers, divisor, device, comparison).attach(module)
+    # After all others that look at weights before a forward pass.
+    convert_activations(module, weights, plan, ranks.device_mesh)
+    name_axes(ranks.device_mesh, plan)
     return ranks.device_mesh
 
 
@@ -274,22 +283,6 @@ def _replace(module: nn.Module, placed: Mapping[nn.Parameter, nn.Parameter], dev
         for name, buffer in list(owner.named_buffers(recurse=False, remove_duplicate=False)):
             if not buffer.is_meta and buffer.device != device:
                 setattr(owner, name, buffer.to(device))
-
-
-def _sum_outputs(module: nn.Module) -> None:
-    """All-reduce the partial outputs of modules with sharded weights, once. PyTorch would sum a partial output at each use, and
-    cannot use the partial output of an embedding a second time (2.13: an AssertionError without a message)."""
-    for owner in module.modules():
-        if any(isinstance(one, DTensor) for one in owner.parameters(recurse=False)):
-            owner.register_forward_hook(_reduced_output)
-
-
-def _reduced_output(_module: nn.Module, _inputs: object, output: object) -> object:
-    if not isinstance(output, DTensor) or not any(isinstance(one, Partial) for one in output.placements):
-        return None
-    return output.redistribute(
-        placements=[Replicate() if isinstance(one, Partial) else one for one in output.placements]
-    )
 
 
 def _shard(unit: Unit, own: set[nn.Parameter], plan: Plan, ranks: Ranks, divisor: int) -> None:
