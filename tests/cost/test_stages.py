@@ -100,12 +100,12 @@ def test_a_smaller_memory_moves_layers():
     options = {"settings": {"embed": "512", "num_layers": "12"}, "model": "llama3-test"}
     plan = plan_of(**options)
     mapping = map_mesh(plan.mesh, MACHINE)
-    wide = assign_by_time(plan, mapping)
+    wide = assign_by_time(plan, mapping, sw.make_plan)
     assert wide.pipeline is not None
     most = max(wide.pipeline.total_bytes(rank) for rank in range(4))
     assert MACHINE.chip is not None
     small = replace(MACHINE.chip, usable_bytes=most - 1)
-    narrow = assign_by_time(sw.make_plan(replace(plan.request, chip=small)), mapping)
+    narrow = assign_by_time(sw.make_plan(replace(plan.request, chip=small)), mapping, sw.make_plan)
     assert narrow.pipeline is not None
     assert narrow.pipeline.choice.by == "seconds, within the memory"
     assert narrow.pipeline.choice.text != wide.pipeline.choice.text

@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 
 from shardwright.cli.main import main
+from shardwright.core.findings.effect import Effect, Price
 from shardwright.core.findings.finding import Finding
 
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
@@ -68,10 +69,18 @@ def findings_of(page: Page, section: str, folder: Path) -> tuple[Finding, ...]:
     return tuple(_finding(data) for data in json.loads(printed.getvalue())["findings"])
 
 
+def _effect(data: dict) -> Effect:
+    numbers = ("seconds", "bytes_per_device", "tokens", "devices")
+    before, after = (Price(**{name: data[name][side] for name in numbers}) for side in (0, 1))
+    return Effect(before=before, after=after, text=data["text"])
+
+
 def _finding(data: dict) -> Finding:
     texts = {key: data[key] for key in ("code", "severity", "where", "found", "needed", "fix", "cost")}
     return Finding(
         **texts,
+        effect=_effect(data["effect"]) if "effect" in data else None,
+        tried=data.get("tried", ""),
         tensor=data.get("tensor"),
         notation=data.get("notation"),
         mark=tuple(data["mark"]) if "mark" in data else None,

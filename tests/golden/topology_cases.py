@@ -80,6 +80,14 @@ ON_CHIPS: tuple[Case, ...] = (
         neighbour={"model": "llama3-8b", "options": {"batch": 8, "length": 2048}},
     ),
     Case(
+        name="SW206-longer-than-its-products",
+        model="llama3-8b",
+        layout=mine("data: data\nfsdp: fsdp", "{data: 2, fsdp: auto}"),
+        options={"batch": 16, "length": 512},
+        chips="h100:2x8",
+        neighbour={"options": {"batch": 16, "length": 4096}},
+    ),
+    Case(
         name="SW205-awaited",
         model="llama3-8b",
         layout=FSDP,

@@ -35,7 +35,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "checks",
         "",
     ),
-    "cost": ("hardware", "steps", ""),
+    "cost": ("hardware", "steps", "", "search"),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("retention", "format", "folder", "reading", "exchange", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),

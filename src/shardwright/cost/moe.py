@@ -6,13 +6,13 @@ An option stands for the collectives of one layer in all passes. A device sends 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shardwright.core.layout.auto import HOPS
 from shardwright.core.plan.moe_move import collectives_per_layer, moe_wire_bytes
 from shardwright.core.plan.plan import Plan
-from shardwright.core.planning import make_plan
+from shardwright.core.resolution.request import Request
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of
 
@@ -20,7 +20,7 @@ COLLECTIVES: Mapping[str, str] = {"all-to-all": "all-to-all", "ring": "all-gathe
 """The collective of each option. A reduce-scatter takes as long as an all-gather."""
 
 
-def choose_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
+def choose_by_time(plan: Plan, mapping: MeshMapping, plan_again: Callable[[Request], Plan]) -> Plan:
     """The plan with the fastest option where the layout has `auto`, planned again if that changes the choice."""
     choice = next((one for one in plan.choices if one.what != HOPS), None)
     if choice is None:
@@ -32,7 +32,7 @@ def choose_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
     if chosen != choice.chosen:
         choice_findings = [finding for finding in plan.findings if finding.code == "SW105"]
         layout = replace(plan.request.layout, move_moe=chosen)
-        plan = make_plan(replace(plan.request, layout=layout))
+        plan = plan_again(replace(plan.request, layout=layout))
         plan = replace(plan, findings=(*plan.findings, *choice_findings))
     return replace(plan, choices=(replace(choice, chosen=chosen, seconds=seconds),))
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
+from shardwright.core.findings.draft import Candidate
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.layout.auto import HOPS, AutoChoice
 from shardwright.core.pipeline.derived import collectives_of
 from shardwright.core.plan.plan import Plan, StepCost
+from shardwright.core.planning import make_plan
 from shardwright.core.stages.planned import Pipeline
+from shardwright.cost.advice import advised, lacks_rows, price_of, settling, with_choices
+from shardwright.cost.exposed import exposed
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
-from shardwright.cost.hops import choose_hops
-from shardwright.cost.moe import choose_by_time
-from shardwright.cost.stages import assign_by_time
+from shardwright.cost.stages import with_unit_costs
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
 from shardwright.cost.steps.routing import EVEN, shares_of_one
 from shardwright.cost.steps.step import seconds_of, timed
@@ -23,29 +26,36 @@ from shardwright.cost.topology import topology
 from shardwright.cost.wording import seconds_text
 
 
-def price(plan: Plan, machine: Machine) -> Plan:
-    """The plan with seconds; unchanged on simulated devices, which have no link rates.
+def price(plan: Plan, machine: Machine, elsewhere: Sequence[Candidate] = ()) -> Plan:
+    """The plan with seconds; unchanged on simulated devices, which have no link rates. ``elsewhere``: other layouts that a finding may name.
 
-    The choice of `auto` is made again, by time. Collectives over a link without a figure keep ``seconds`` None, and
+    A fix that the plan calls worse than what stands is taken out of its finding (``advice.py``). Where devices have no row there is no
+    ``step``. The choice of `auto` is made again, by time. Collectives over a link without a figure keep ``seconds`` None, and
     then there is no ``step``. Raises FindingsError if the plan of another option has errors in its mesh.
     """
     if machine.numbers is None:
         return plan
     mapping = map_mesh(plan.mesh, machine)
-    plan = choose_hops(assign_by_time(choose_by_time(plan, mapping), mapping), mapping)
+    plan = with_choices(plan, mapping, partial(make_plan, costed=partial(with_unit_costs, machine=machine)))
     by_reading = _timed_pipelines(plan, mapping)
     plan = _with_stages(plan, by_reading[0])
     used, low, high = (
         one if plan.pipeline is None else replace(one, step=None if pipeline is None else pipeline.step)
         for one, pipeline in zip((timed(plan, mapping, reading) for reading in READINGS), by_reading, strict=True)
     )
+    step = None if lacks_rows(plan) else _between(machine.numbers, used.step, low.step, high.step)
+    step = _with_one_that_gets_all(plan, mapping, step)
+    before = price_of(plan, mapping)
+    plan = replace(plan, findings=advised(plan, machine, before, elsewhere), step=step)
+    settle = settling(plan, machine, before)
     return replace(
         plan,
         collectives=tuple(
             replace(one, seconds=seconds_of(one, time)) for one, time in zip(plan.collectives, used.times, strict=True)
         ),
-        step=_with_one_that_gets_all(plan, mapping, _between(machine.numbers, used.step, low.step, high.step)),
-        findings=worst_first((*_timed_choices(plan), *topology(plan, machine))),
+        findings=worst_first(
+            (*_timed_choices(plan), *topology(plan, machine, settle), *exposed(plan, machine, settle, elsewhere))
+        ),
     )
 
 

@@ -6,9 +6,8 @@ same on every stage. What is exposed of communication is the same too, since a s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.pipeline.derived import gathered_bytes, gathering_in
@@ -16,7 +15,7 @@ from shardwright.core.pipeline.requests import chosen_stages, request_of
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan
-from shardwright.core.planning import make_plan, resolve
+from shardwright.core.planning import resolve
 from shardwright.core.quantization.products import quantized_layers
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.request import Request
@@ -44,7 +43,7 @@ def with_unit_costs(request: Request, machine: Machine) -> Request:
     return replace(request, unit_costs=_costs(moved, mesh, choice, map_mesh(mesh, machine)))
 
 
-def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
+def assign_by_time(plan: Plan, mapping: MeshMapping, plan_again: Callable[[Request], Plan]) -> Plan:
     """The plan with units shared out by seconds, planned again if that changes a stage. Unchanged where the user gave the stages, or
     where a collective has no time."""
     pipeline = plan.pipeline
@@ -57,7 +56,7 @@ def assign_by_time(plan: Plan, mapping: MeshMapping) -> Plan:
     choice = chosen_stages(request, plan.mesh)
     assert choice is not None
     if choice.stages != pipeline.choice.stages:
-        return make_plan(request, partial(with_unit_costs, machine=mapping.machine))
+        return plan_again(request)
     return replace(plan, request=request, pipeline=replace(pipeline, choice=choice))
 
 

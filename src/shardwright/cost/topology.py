@@ -15,6 +15,7 @@ from shardwright.core.layout.wording import bytes_text, count, every, percent, p
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.planning import resolve
+from shardwright.cost.advice import Settle
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.on_host import on_host
@@ -53,8 +54,8 @@ class TimedPlan:
         return sum(seconds_of(one, time) or 0 for one, time in pairs if wanted is None or wanted & set(one.axes))
 
 
-def topology(plan: Plan, machine: Machine) -> tuple[Finding, ...]:
-    """The findings of a plan on a machine, each with the first fix whose plan no longer has the finding."""
+def topology(plan: Plan, machine: Machine, settle: Settle) -> tuple[Finding, ...]:
+    """The findings of a plan on a machine, each with the first fix whose plan no longer has the finding, and is better."""
     timed_plan = TimedPlan.of(plan, machine)
     found = {draft.key: draft for draft in _drafts(timed_plan)}
     errors = {draft.key for draft in core_drafts(plan) if draft.finding.severity == "error"} if found else set()
@@ -63,7 +64,7 @@ def topology(plan: Plan, machine: Machine) -> tuple[Finding, ...]:
         after = _after(candidate, plan, machine, errors)
         return after is not None and draft.key not in after and after <= set(found)
 
-    return tuple(draft.settled(lambda one, d=draft: holds(d, one)) for draft in found.values())
+    return tuple(settle(draft, lambda one, d=draft: holds(d, one)) for draft in found.values())
 
 
 def _after(candidate: Candidate, plan: Plan, machine: Machine, errors: set[Key]) -> set[Key] | None:

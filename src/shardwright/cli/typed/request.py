@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
@@ -27,16 +27,20 @@ from shardwright.training.named import OURS
 from shardwright.training.optimizers import ENGINES, check_here, optimizer_of
 
 if TYPE_CHECKING:
+    from shardwright.core.layout.auto import AutoChoice
     from shardwright.cost import Machine
+    from shardwright.cost.search import Arrangement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedRequest:
-    """A request, the defaults that were used, by option (``--batch`` to ``8``), and the chips."""
+    """A request, the defaults that were used, by option (``--batch`` to ``8``), and the chips. ``choice``: of layout and mesh, where they were
+    chosen for the chips."""
 
     request: Request
     chosen: Mapping[str, str] = field(default_factory=dict)
     machine: Machine | None = None
+    choice: AutoChoice | None = None
 
 
 def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> TypedRequest:
@@ -105,7 +109,51 @@ def planned(typed: TypedRequest) -> Plan:
         return make_plan(typed.request)
     from shardwright.cost import price, with_unit_costs
 
-    return price(make_plan(typed.request, partial(with_unit_costs, machine=typed.machine)), typed.machine)
+    machine = typed.machine
+    elsewhere = [one.candidate for one in _arranged(typed) if one.layout.name != typed.request.layout.name]
+    plan = price(make_plan(typed.request, partial(with_unit_costs, machine=machine)), machine, elsewhere)
+    return plan if typed.choice is None else replace(plan, choices=(typed.choice, *plan.choices))
+
+
+def with_choice(typed: TypedRequest, layout_name: str | None, options: PlanOptions) -> TypedRequest:
+    """The request with a layout, a mesh and a step that are chosen for its chips where neither layout nor mesh was typed; where one was, and no
+    batch, with rows that all devices share. Unchanged without chips."""
+    if typed.machine is None or typed.machine.numbers is None:
+        return typed
+    from shardwright.cost.search import choose_defaults
+
+    free = layout_name is None and options.mesh is None
+    names = ("batch", "microbatches", "loss_chunks")
+    kept = {f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None}
+    if not free:
+        # The user's mesh is kept, and so is what else the step is made of.
+        kept |= {"--microbatches", "--loss-chunks"}
+        if "--batch" in kept:
+            return typed
+    chosen = choose_defaults(typed.request, typed.machine, _arranged(typed) if free else (), kept)
+    if chosen is None:
+        return typed
+    said = {
+        option: value
+        for option, value in chosen.options.items()
+        if option not in kept and (free or option == "--batch")
+    }
+    return replace(
+        typed,
+        request=chosen.request if free else replace(typed.request, batch=chosen.request.batch),
+        chosen={**typed.chosen, **said},
+        choice=chosen.choice if free else None,
+    )
+
+
+def _arranged(typed: TypedRequest) -> Sequence[Arrangement]:
+    """The presets on the chips, each with sizes of its axes; none on simulated devices."""
+    from shardwright.cost.search import arrangements, presets_for
+
+    table, machine = typed.request.table, typed.machine
+    if machine is None or machine.numbers is None:
+        return ()
+    return arrangements(table, machine, [load_layout(name) for name in presets_for(table)])
 
 
 def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:

@@ -8,9 +8,9 @@ from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.matching import AgreementRow, total
 from shardwright.compiled.agreement.rewrites import family
 from shardwright.compiled.agreement.widths import widest_float
-from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, several_times
+from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, seconds_of, several_times
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
-from shardwright.core.findings.codes import EXPANDED_WARNING_RATIO
+from shardwright.core.findings.codes import EXPANDED_WARNING_RATIO, GATHERED_ERROR_SHARE
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import bytes_text
 from shardwright.core.plan.plan import Plan, PlannedCollective
@@ -35,7 +35,7 @@ def gathered_in_full(plan: Plan, program: CompiledProgram, agreement: Agreement)
     for (component, axes), ones in _by_key(found).items():
         yield Finding(
             code="SW304",
-            severity="error",
+            severity="error" if _share(plan, program, total(ones), axes) >= GATHERED_ERROR_SHARE.value else "info",
             where=place(component, "all-gather", axes),
             tensor=_first_tensor(ones),
             found=f"gathered in full, and sliced by every user: "
@@ -51,6 +51,14 @@ def gathered_in_full(plan: Plan, program: CompiledProgram, agreement: Agreement)
             found=f"tensors replicated on every device{log_lines}",
             needed="a collective that reshards between the two layouts that the compiler names",
         )
+
+
+def _share(plan: Plan, program: CompiledProgram, num_bytes: int, axes: tuple[str, ...]) -> float:
+    """The share of the step that bytes over axes take; where a step has no time, their share of the bytes of the program's collectives."""
+    seconds = seconds_of(plan, num_bytes, axes)
+    if seconds is not None and plan.step is not None:
+        return seconds / plan.step.seconds
+    return num_bytes / total(program.collectives)
 
 
 def expanded(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:

@@ -128,10 +128,18 @@ def _settled_mesh(fault: Draft, request: Request, resolve: Callable[[Request], P
 def check(plan: Plan, resolve: Callable[[Request], Plan]) -> tuple[Finding, ...]:
     """Every finding about a plan, errors first; ``resolve`` plans a changed request, to try a fix."""
     found = drafts(plan)
+    ends = trials(plan, found, resolve)
+    return worst_first(draft.settled(lambda candidate, d=draft: ends(d, candidate)) for draft in found)
+
+
+def trials(
+    plan: Plan, found: Iterable[Draft], resolve: Callable[[Request], Plan]
+) -> Callable[[Draft, Candidate], bool]:
+    """Says whether a candidate ends a finding, and no error is new. ``found``: the drafts of the plan. Each candidate is planned once."""
     errors = _errors(found)
     tried: dict[str, dict[Key, Draft] | None] = {}
 
-    def accepted(draft: Draft, candidate: Candidate) -> bool:
+    def ends(draft: Draft, candidate: Candidate) -> bool:
         if candidate.text not in tried:
             tried[candidate.text] = _after(candidate, plan, resolve)
         after = tried[candidate.text]
@@ -141,7 +149,7 @@ def check(plan: Plan, resolve: Callable[[Request], Plan]) -> tuple[Finding, ...]
         fixed = left is None or (left.finding.severity == "info" != draft.finding.severity)
         return fixed and _errors(after.values()) <= errors
 
-    return worst_first(draft.settled(lambda candidate, d=draft: accepted(d, candidate)) for draft in found)
+    return ends
 
 
 def _errors(found: Iterable[Draft]) -> set[Key]:

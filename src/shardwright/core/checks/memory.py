@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import reduce
 
 from shardwright.core.checks.edits import both, devices, entry, option, resized
@@ -53,9 +53,9 @@ def memory(plan: Plan) -> Iterator[Draft]:
 FACTORS = (2, 4, 8, 16, 32)
 
 
-def cures(plan: Plan) -> Iterator[Candidate]:
-    """Recompute more, compute the loss in chunks, use more microbatches, replicate less, then use more devices; each alone, the cheapest first.
-    Without microbatches and devices that are too few by the plan's own bytes."""
+def cures(plan: Plan, elsewhere: Iterable[Candidate] = ()) -> Iterator[Candidate]:
+    """Recompute more, compute the loss in chunks, use more microbatches, replicate less, take another layout (``elsewhere``), then use more
+    devices; each alone, the cheapest first. Without microbatches and devices that are too few by the plan's own bytes."""
     request, mesh = plan.request, plan.mesh
     if request.remat != BASES[0]:
         yield option("remat", BASES[0])
@@ -71,6 +71,7 @@ def cures(plan: Plan) -> Iterator[Candidate]:
                 yield entry(plan, axis, optimizer="shard")
             yield from resized(plan, axis, 1, absorbing=("fsdp",))
             yield entry(plan, axis, elsewhere="fsdp")
+    yield from elsewhere
     for factor in FACTORS:
         yield from _on_more_devices(plan, factor)
 

@@ -2,6 +2,7 @@
 
 errors.py      exceptions for errors that a user can correct
 finding.py     one finding, with law, place, found, needed, fix and cost
+effect.py      a step before and after a fix
 codes.py       every code with its severity and law
 pages.py       the page of a code
 draft.py       a finding before its fix is selected

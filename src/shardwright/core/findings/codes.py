@@ -18,6 +18,12 @@ NOT_RUN = "SW415"
 TOO_LARGE = "SW312"
 """An estimate until the program is compiled."""
 
+PAID_IN_MEMORY = frozenset({"SW101", "SW114", "SW124", TOO_LARGE})
+"""Findings about bytes that a device holds: a fix is smaller, and may be slower."""
+
+NO_ROWS = "SW108"
+"""Devices without a row or a token: such a step has no time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
@@ -195,6 +201,12 @@ CODES: dict[str, Code] = {
             law="Activations are on the host where their copies take less time than making them again.",
         ),
         Code(
+            code="SW206",
+            severity="warning",
+            title="a step that waits for communication",
+            law="A step waits for communication for less than a third of its time.",
+        ),
+        Code(
             code="SW301",
             severity="error",
             title="weights sent in place of tokens",
@@ -348,6 +360,13 @@ MEMORY_WARNING_SHARE = Threshold(
 LATENCY_INFO_SHARE = Threshold(
     value=0.05, why="below 5% of the communication, larger messages would make no visible difference"
 )
+EXPOSED_WARNING_SHARE = Threshold(
+    value=1 / 3,
+    why="half as long again as its products: another layout, more rows or longer products would be seen at once",
+)
+GATHERED_ERROR_SHARE = Threshold(
+    value=0.01, why="below a hundredth of the step, no measured step is longer by more than it varies"
+)
 UNMATCHED_ERROR_SHARE = Threshold(
     value=0.01,
     why="the bytes of a collective that agrees are predicted to within 1%; a larger difference is another program",
@@ -369,6 +388,8 @@ THRESHOLDS: dict[str, Threshold] = {
     "uneven shards, additional bytes in a gather: warning from": PADDING_WARNING_SHARE,
     "memory of the chip: warning from": MEMORY_WARNING_SHARE,
     "communication that is latency: information from": LATENCY_INFO_SHARE,
+    "communication that a step waits for: warning from": EXPOSED_WARNING_SHARE,
+    "a tensor gathered in full, of the step's time: error from": GATHERED_ERROR_SHARE,
     "compiled bytes that no rewrite explains: error from": UNMATCHED_ERROR_SHARE,
     "bytes sent, for each byte that they were computed from: warning above": EXPANDED_WARNING_RATIO,
     "compiled flops beyond the planned: warning above": FLOPS_WARNING_SHARE,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from shardwright.core.findings.codes import CODES, SEVERITIES, Severity
+from shardwright.core.findings.effect import Effect
 from shardwright.core.findings.position import Position, caret
 
 
@@ -14,7 +15,8 @@ class Finding:
     """The law, where it is broken, what was found and needed, the fix, and the cost.
 
     ``notation`` and ``mark`` place a caret under the part of a spec that the finding is about. ``fix`` and ``cost``
-    are empty where there is none; a fix is resolved and checked before it is set here.
+    are empty where there is none; a fix is resolved and checked before it is set here. On a machine ``effect`` is what the fix does to the
+    step, and ``tried`` says why there is no fix, where each one that would end the finding is worse.
     """
 
     code: str
@@ -28,6 +30,8 @@ class Finding:
     position: Position | None = None
     notation: str | None = None
     mark: tuple[int, int] | None = None
+    effect: Effect | None = None
+    tried: str = ""
 
     def __post_init__(self) -> None:
         assert self.code in CODES, self.code
@@ -47,7 +51,12 @@ class Finding:
         if self.notation is not None and self.mark is not None:
             rows.append(("", caret(self.notation, *self.mark, indent="")))
         rows += [("found", self.found), ("needed", self.needed)]
-        rows += [(label, text) for label, text in (("fix", self.fix), ("cost", self.cost)) if text]
+        effect = "" if self.effect is None else self.effect.text
+        rows += [
+            (label, text)
+            for label, text in (("fix", self.fix), ("step", effect), ("tried", self.tried), ("cost", self.cost))
+            if text
+        ]
         return rows
 
     def text(self) -> str:
@@ -72,6 +81,10 @@ class Finding:
             "fix": self.fix,
             "cost": self.cost,
         }
+        if self.effect is not None:
+            data["effect"] = self.effect.to_json()
+        if self.tried:
+            data["tried"] = self.tried
         if self.tensor is not None:
             data["tensor"] = self.tensor
         if self.notation is not None and self.mark is not None:

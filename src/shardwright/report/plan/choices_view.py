@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from shardwright.core.layout.auto import HOPS, AutoChoice
+from shardwright.core.layout.auto import HOPS, LAYOUT, AutoChoice
 from shardwright.report.text.columns import Column, RowGroup, aligned
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 
@@ -16,6 +16,7 @@ CHOSEN = "chosen"
 
 def choices_table(choices: Sequence[AutoChoice], width: int) -> RenderableType:
     """A group of lines for each choice, the cheapest option first: by time, or without times by bytes."""
+    choices = [choice for choice in choices if choice.what != LAYOUT]
     timed = any(choice.seconds for choice in choices)
     columns = [Column(header="option", flexible=True)]
     columns += [Column(header="time", right=True)] if timed else []

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from shardwright.core.layout.auto import LAYOUT, AutoChoice
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.plan.plan import Plan
 from shardwright.report.text.columns import labelled
 from shardwright.report.text.notation_text import AxisColors
-from shardwright.report.text.units import pretty_count, several
+from shardwright.report.text.units import pretty_bytes, pretty_count, pretty_seconds, several
 
 
 def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str], width: int) -> RenderableType:
@@ -29,11 +30,30 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str], width: int) 
         ("movement", Text(_movement(plan))),
         ("groups", _groups(plan, colors)),
     ]
+    lines += [("chosen", Text(_choice(plan, choice))) for choice in plan.choices if choice.what == LAYOUT]
     if chosen:
         lines.append(
             ("by default", Text(" ".join(f"{option} {value}" for option, value in chosen.items()), style="dim"))
         )
     return Group(title, labelled(lines, width), Text(""))
+
+
+def _choice(plan: Plan, choice: AutoChoice) -> str:
+    """The options that ask for what was chosen, and what it was chosen from; or by how much the nearest misses."""
+    limit = None if plan.request.chip is None else plan.request.chip.usable_bytes
+    missing = 0 if limit is None else plan.memory.total_bytes_per_device - limit
+    if missing > 0:
+        return f"{choice.chosen}: the nearest to fitting, {pretty_bytes(missing)} a device too much; nothing that was tried fits"
+    others = sorted((seconds, text) for text, seconds in choice.seconds.items() if text != choice.chosen)
+    if not others:
+        return f"{choice.chosen}: all that was tried and fits"
+    seconds, text = others[0]
+    return (
+        f"{choice.chosen}: the fastest of {len(others) + 1} that fit, {pretty_seconds(choice.seconds[choice.chosen])} for these tokens; "
+        f"next {text}, {pretty_seconds(seconds)}"
+        if choice.chosen in choice.seconds
+        else choice.chosen
+    )
 
 
 def _model(plan: Plan) -> str:

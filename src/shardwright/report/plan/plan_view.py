@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from shardwright.core.layout.auto import LAYOUT
 from shardwright.core.plan.plan import Plan
 from shardwright.report.plan.choices_view import choices_table
 from shardwright.report.plan.collectives_view import collectives_table
@@ -41,7 +42,7 @@ def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) ->
         parts.append(section(f"memory of one device{_of_rank(plan)}", memory_table(plan, width)))
         if plan.step is not None:
             parts.append(section("one step, estimated", paragraph(_step(plan)), *map(paragraph, _sources(plan))))
-        if plan.choices:
+        if any(choice.what != LAYOUT for choice in plan.choices):
             parts.append(section("chosen by cost", choices_table(plan.choices, width)))
         title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
         return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))

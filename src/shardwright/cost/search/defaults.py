@@ -1,0 +1,170 @@
+"""A layout, a mesh and a step for a machine, where nobody says them: the fastest of a few that is valid and fits.
+
+Each arrangement gets the fewest rows that all its devices share equally, at least the natural number, and as few microbatches as fit. What
+fits is ordered by the planned seconds of one token; the first of these without an error is the choice. Where nothing fits it is the valid
+one that needs the least memory. What is typed stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from shardwright.core.checks import drafts
+from shardwright.core.findings.codes import MEMORY_WARNING_SHARE, TOO_LARGE
+from shardwright.core.findings.effect import Price
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.layout.auto import LAYOUT, AutoChoice
+from shardwright.core.mesh.divisors import divisors
+from shardwright.core.plan.plan import Plan
+from shardwright.core.planning import resolve
+from shardwright.core.resolution.mesh_sizes import mesh_option
+from shardwright.core.resolution.request import Request
+from shardwright.cost.advice import priced_request
+from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.search.arrangements import Arrangement
+
+MOST_PRICED = 8
+"""Arrangements that are priced, those that leave the most memory last."""
+
+LOSS_CHUNKS = 8
+"""Chunks of the loss where its logits are what does not fit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Defaults:
+    """What was chosen. ``options``: to type for the same, by option. ``missing_bytes``: by how much a device misses; 0 where it fits."""
+
+    request: Request
+    options: Mapping[str, str]
+    choice: AutoChoice
+    missing_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    request: Request
+    total_bytes: int
+    price: Price | None = None
+
+    @property
+    def text(self) -> str:
+        return " ".join(f"{option} {value}" for option, value in _options(self.request).items())
+
+
+def choose_defaults(
+    request: Request, machine: Machine, arranged: Sequence[Arrangement], typed: Collection[str]
+) -> Defaults | None:
+    """The choice for a request, whose own layout and mesh are one of what is tried. ``typed``: the options that stay, as ``--batch``. None where
+    nothing that is tried has a plan without an error."""
+    natural = () if request.devices is None else (request,)
+    candidates = (*natural, *(each.of(request) for each in arranged))
+    # The model's own layout may be one of the others.
+    by_text = {tried.text: tried for one in candidates if (tried := _sized(one, typed))}
+    sized = list(by_text.values())
+    limit = None if request.chip is None else request.chip.usable_bytes
+    safe = [one for one in sized if limit is None or one.total_bytes < MEMORY_WARNING_SHARE.value * limit]
+    fits = safe or [one for one in sized if limit is not None and one.total_bytes <= limit]
+    if not fits:
+        nearest = next(_valid(sorted(sized, key=lambda one: one.total_bytes)), None)
+        return None if nearest is None else _defaults(nearest, [nearest], limit)
+    priced = sorted(_priced(fits[:MOST_PRICED], machine), key=_seconds)
+    chosen = next(_valid(priced), None)
+    return None if chosen is None else _defaults(chosen, priced, limit)
+
+
+def _priced(fits: Iterable[_Tried], machine: Machine) -> Iterator[_Tried]:
+    for one in fits:
+        try:
+            yield replace(one, price=priced_request(one.request, machine))
+        except (FindingsError, InputError):
+            continue
+
+
+def _seconds(one: _Tried) -> float:
+    seconds = None if one.price is None else one.price.device_seconds
+    return float("inf") if seconds is None else seconds
+
+
+def _valid(found: Iterable[_Tried]) -> Iterator[_Tried]:
+    """Those whose plan has no error but that of its memory."""
+    for one in found:
+        errors = {
+            d.finding.code for d in drafts(resolve(one.request, collectives=False)) if d.finding.severity == "error"
+        }
+        if errors <= {TOO_LARGE}:
+            yield one
+
+
+def _defaults(chosen: _Tried, priced: Sequence[_Tried], limit: int | None) -> Defaults:
+    tokens = chosen.request.batch * chosen.request.length
+    times = {
+        one.text: one.price.device_seconds / one.price.devices * tokens
+        for one in priced
+        if one.price is not None and one.price.device_seconds is not None
+    }
+    return Defaults(
+        request=chosen.request,
+        options=_options(chosen.request),
+        choice=AutoChoice(
+            what=LAYOUT,
+            chosen=chosen.text,
+            wire_bytes={},
+            seconds=times,
+            bytes_held={one.text: one.total_bytes for one in priced},
+        ),
+        missing_bytes=0 if limit is None else max(0, chosen.total_bytes - limit),
+    )
+
+
+def _options(request: Request) -> dict[str, str]:
+    options = {"--layout": request.layout.name}
+    if request.mesh_sizes:
+        options["--mesh"] = mesh_option(request.mesh_sizes).removeprefix("--mesh ")
+    options["--batch"] = str(request.batch)
+    if request.microbatches > 1:
+        options["--microbatches"] = str(request.microbatches)
+    if request.loss_chunks > 1:
+        options["--loss-chunks"] = str(request.loss_chunks)
+    return options
+
+
+def _sized(request: Request, typed: Collection[str]) -> _Tried | None:
+    """The request with rows, microbatches and chunks of the loss that fit, or with those that need the least memory; None where there is no
+    plan."""
+    try:
+        plan = resolve(request, collectives=False)
+        shared = max((plan.mesh.size(row.in_use.axes_of("batch")) for row in plan.activations), default=1)
+        rows = request.batch if "--batch" in typed else ceil(request.batch / shared) * shared
+        request = replace(request, batch=rows, mesh_sizes=plan.mesh.shape)
+        return _fitting(request, shared, typed)
+    except (FindingsError, InputError):
+        return None
+
+
+def _fitting(request: Request, shared: int, typed: Collection[str]) -> _Tried:
+    plan = resolve(request, collectives=False)
+    if "--microbatches" not in typed and _overfull(plan):
+        request = replace(request, microbatches=_microbatches(plan, shared))
+        plan = resolve(request, collectives=False)
+    if "--loss-chunks" not in typed and _overfull(plan):
+        chunked = replace(request, loss_chunks=LOSS_CHUNKS)
+        smaller = resolve(chunked, collectives=False)
+        if smaller.memory.total_bytes_per_device < plan.memory.total_bytes_per_device:
+            request, plan = chunked, smaller
+    return _Tried(request=request, total_bytes=plan.memory.total_bytes_per_device)
+
+
+def _overfull(plan: Plan) -> bool:
+    chip = plan.request.chip
+    return chip is not None and plan.memory.total_bytes_per_device >= MEMORY_WARNING_SHARE.value * chip.usable_bytes
+
+
+def _microbatches(plan: Plan, shared: int) -> int:
+    """The fewest into which a device's rows divide and that may fit; the most where none does."""
+    request, held = plan.request, plan.memory
+    assert request.chip is not None
+    able = divisors(max(1, request.batch // shared)) if request.batch % shared == 0 else [1]
+    left = MEMORY_WARNING_SHARE.value * request.chip.usable_bytes - held.state_bytes - held.gradients_bytes
+    return next((number for number in able if held.activations_bytes / number < left * 0.98), able[-1])
