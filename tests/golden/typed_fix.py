@@ -22,6 +22,9 @@ RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<componen
 
 def typed(case: Case, fix: str) -> Case:
     """The case after its fix was applied literally. Raises ValueError for a text with nothing that can be typed."""
+    if match := re.match(r"--layout (\S+) ", fix):
+        # Another preset, with all sizes of its mesh.
+        return typed(replace(case, layout=match[1], options={**case.options, "mesh_sizes": {}}), fix[match.end() :])
     if fix.startswith("--"):
         return replace(case, options=with_flags(case.options, SHAPE.sub(r"--devices \1", fix.split(", or ")[0])))
     if fix.endswith(IN_RECIPE):

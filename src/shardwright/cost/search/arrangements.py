@@ -24,7 +24,7 @@ from shardwright.core.resolution.request import Request
 from shardwright.cost.hardware.machine import Machine
 
 DENSE = ("fsdp", "hsdp", "fsdp-tp", "tp", "cp", "ddp")
-MIXTURE = ("fsdp", "ep", "ep-as-cp", "ep-as-dp", "hsdp")
+MIXTURE = ("fsdp", "ep", "ep-as-cp", "ep-as-dp", "hsdp", "ddp")
 """The presets that are tried for a model without experts, and for one with experts."""
 
 MOST_WITHIN = 2

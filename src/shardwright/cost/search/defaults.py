@@ -26,7 +26,7 @@ from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.search.arrangements import Arrangement
 
 MOST_PRICED = 8
-"""Arrangements that are priced, those that leave the most memory last."""
+"""Arrangements that are priced, the likeliest first."""
 
 LOSS_CHUNKS = 8
 """Chunks of the loss where its logits are what does not fit."""
@@ -69,9 +69,13 @@ def choose_defaults(
     if not fits:
         nearest = next(_valid(sorted(sized, key=lambda one: one.total_bytes)), None)
         return None if nearest is None else _defaults(nearest, [nearest], limit)
-    priced = sorted(_priced(fits[:MOST_PRICED], machine), key=_seconds)
-    chosen = next(_valid(priced), None)
-    return None if chosen is None else _defaults(chosen, priced, limit)
+    # Small models have many that are too fine for them: then the rest are tried too.
+    for some in (fits[:MOST_PRICED], fits[MOST_PRICED:]):
+        priced = sorted(_priced(some, machine), key=_seconds)
+        chosen = next(_valid(priced), None)
+        if chosen is not None:
+            return _defaults(chosen, priced, limit)
+    return None
 
 
 def _priced(fits: Iterable[_Tried], machine: Machine) -> Iterator[_Tried]:

@@ -1,0 +1,70 @@
+"""A plan without layout, mesh and batch is a valid one of the machine that fits, or the nearest to it; what is typed stays."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardwright.cli.main import main
+from shardwright.models import names
+from tests.matrix import rest
+
+CHIPS = ("h100:1x8", "h100:8x8", "h100:32x8", "v5p:4x4x8", "v6e:16x16")
+
+COVERING = [
+    ("llama3-8b", "h100:32x8"),
+    ("llama3-405b", "h100:1x8"),
+    ("deepseek3-671b", "h100:32x8"),
+    ("mixtral-8x7b", "v6e:16x16"),
+    ("llama3-test", "v5p:4x4x8"),
+]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict]:
+    code = main(["plan", *arguments, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def held_to_the_law(capsys: pytest.CaptureFixture[str], model: str, chips: str) -> str:
+    code, plan = printed(capsys, model, "--chips", chips)
+    errors = {finding["code"] for finding in plan["findings"] if finding["severity"] == "error"}
+    choice = plan["choices"][0]
+    assert choice["what"] == "layout"
+    assert choice["chosen"].startswith(f"--layout {plan['layout']} --mesh ")
+    assert f"--batch {plan['batch']}" in choice["chosen"]
+    if not code:
+        assert not errors
+        assert plan["step"]["seconds"] is not None
+        # The same request, said in full, is the same plan.
+        typed, again = printed(capsys, model, "--chips", chips, *choice["chosen"].split())
+        assert (typed, again["mesh"], again["memory"], again["step"]) == (0, plan["mesh"], plan["memory"], plan["step"])
+    else:
+        # It misses by memory alone, and nothing else that was tried needs less.
+        assert errors == {"SW312"}
+    return f"{model:<16} {chips:<10} {choice['chosen']}  {'fits' if not code else 'misses'}"
+
+
+@pytest.mark.parametrize(("model", "chips"), COVERING)
+def test_a_plan_of_a_machine_is_valid_and_fits_or_says_by_how_much_it_misses(capsys, model, chips):
+    held_to_the_law(capsys, model, chips)
+
+
+@pytest.mark.parametrize(("model", "chips"), [rest(model, chips) for model in names() for chips in CHIPS])
+def test_every_model_has_a_plan_on_every_machine(capsys, model, chips):
+    held_to_the_law(capsys, model, chips)
+
+
+def test_what_is_typed_stays(capsys):
+    _, plan = printed(capsys, "llama3-8b", "--chips", "h100:32x8", "--batch", "512", "--microbatches", "2")
+    assert plan["batch"] == 512
+    assert "--microbatches 2" in plan["choices"][0]["chosen"]
+    code, plan = printed(capsys, "llama3-8b", "--layout", "fsdp", "--chips", "h100:32x8")
+    # A layout that is typed keeps its own mesh; its rows are those that all devices share.
+    assert (code, plan["layout"], plan["mesh"]["fsdp"], plan["batch"] % 256) == (0, "fsdp", 256, 0)
+    assert not any(choice["what"] == "layout" for choice in plan["choices"])
+
+
+def test_a_step_of_which_devices_have_no_row_has_no_time(capsys):
+    code, plan = printed(capsys, "llama3-8b", "--layout", "fsdp", "--batch", "64", "--chips", "h100:32x8")
+    assert (code, plan["step"]) == (1, None)
