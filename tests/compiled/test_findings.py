@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.findings import CHECKS, compiled_findings
+from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.findings.codes import CODES, SEVERITIES
 from shardwright.core.planning import resolve
 from tests.compiled.programs import as_planned, changed
@@ -100,6 +101,20 @@ def test_a_gather_that_something_reads_whole_is_not_made_whole_for_nothing():
     read = changed(case.program(plan), lambda one: replace(one, users=("dynamic-slice", "dot") if one.users else ()))
     codes = {finding.code for finding in compiled_findings(plan, read, agree(plan, read))}
     assert codes == {"SW302"}
+
+
+def test_a_gather_that_takes_no_visible_part_of_the_step_is_no_error():
+    """It was an error of microseconds, and ended `compile` with 1."""
+    case = next(case for case in COMPILED_CASES if case.name == "SW304-gathered-and-sliced")
+    plan = plan_of(case)
+    for bytes_per_device, severity in ((1 << 10, "info"), (1 << 29, "error")):
+
+        def sized(one: CompiledCollective, size: int = bytes_per_device) -> CompiledCollective:
+            return replace(one, bytes_per_device=size) if one.users == ("dynamic-slice",) else one
+
+        program = changed(case.program(plan), sized)
+        found = [one for one in compiled_findings(plan, program, agree(plan, program)) if one.code == "SW304"]
+        assert [one.severity for one in found] == [severity]
 
 
 def test_chips_without_a_limit_have_no_finding_about_memory():

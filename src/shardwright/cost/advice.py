@@ -140,7 +140,7 @@ def settling(plan: Plan, machine: Machine, before: Price) -> Settle:
             if not ends(candidate):
                 continue
             effect = effect_of(candidate)
-            if finding.severity == "error" or (effect is not None and _is_worth_it(finding, effect)):
+            if finding.severity == "error" or (effect is not None and _is_printed(finding, effect)):
                 return replace(finding, fix=candidate.text, effect=effect)
             if effect is not None:
                 worse.append(effect)
@@ -149,7 +149,7 @@ def settling(plan: Plan, machine: Machine, before: Price) -> Settle:
     return settle
 
 
-def _is_worth_it(finding: Finding, effect: Effect) -> bool:
+def _is_printed(finding: Finding, effect: Effect) -> bool:
     if finding.code in LEAST_GAIN:
         return effect.is_faster_by(LEAST_GAIN[finding.code])
     return effect.is_better(for_memory=finding.code in PAID_IN_MEMORY)
@@ -183,14 +183,14 @@ def _tried(worse: Sequence[Effect], *, for_memory: bool) -> str:
     """Why there is no fix; empty where nothing would end the finding."""
     if not worse:
         return ""
-    best = min(worse, key=lambda effect: _worth(effect, for_memory=for_memory))
+    best = min(worse, key=lambda effect: _rank(effect, for_memory=for_memory))
     tried = "the change" if len(worse) == 1 else f"none of the {len(worse)} changes"
     wanted = "smaller" if for_memory else "faster"
     verb = "that would end this is not" if len(worse) == 1 else "that would end this is"
     return f"{tried} {verb} {wanted} by this plan: {'' if len(worse) == 1 else 'the best is '}{best.text}"
 
 
-def _worth(effect: Effect, *, for_memory: bool) -> tuple[bool, float]:
+def _rank(effect: Effect, *, for_memory: bool) -> tuple[bool, float]:
     """Sorts the better effect first."""
     after = effect.after.device_seconds
     if for_memory or after is None:
