@@ -11,6 +11,7 @@ from typing import Any
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import TypedRequest, typed_request
 from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.cli.typed.written import typed_options
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.recipes.presets import PRESETS
@@ -115,16 +116,7 @@ def command_of(request: LockRequest, path: Path) -> str:
     words = ["shardwright", "lock", request.model]
     layout = layout_of(request, path)
     words += ["--layout", layout] if layout is not None else []
-    for name in PlanOptions.__dataclass_fields__:
-        value = getattr(options, name)
-        option = f"--{name.replace('_', '-')}"
-        if name in ("set", "optimizer_set"):
-            words += [word for group in value for word in (option, *group)]
-        elif isinstance(value, bool):
-            words += [option] if value else []
-        elif value is not None:
-            words += [option, str(value)]
-    return shlex.join([*words, "--out", str(path)])
+    return shlex.join([*words, *typed_options(options), "--out", str(path)])
 
 
 def _words(values: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:

@@ -26,6 +26,7 @@ OF_ONE_START = frozenset(
         "process",
         "join_timeout",
         "stall_timeout",
+        "besides",
     }
 )
 """What belongs to a command and not to its run: a run that goes on does not take it from the command before."""
@@ -51,7 +52,7 @@ def arguments_of(verb: TrainVerb) -> list[str]:
     ['llama3-test', '--steps', '6', '--seed', '3']
     """
     layout = [] if verb.layout is None else ["--layout", verb.layout]
-    return [verb.model, *layout, *_options(verb.plan), *_options(verb.run)]
+    return [verb.model, *layout, *typed_options(verb.plan), *typed_options(verb.run)]
 
 
 def with_options_of_its_run(arguments: Sequence[str]) -> list[str]:
@@ -90,7 +91,8 @@ def _start_of(run: Path) -> StartRecord:
     return start
 
 
-def _options(options: PlanOptions | TrainOptions) -> Iterator[str]:
+def typed_options(options: PlanOptions | TrainOptions) -> Iterator[str]:
+    """The options that are not their defaults, but for those of one start."""
     for field in fields(options):
         value = getattr(options, field.name)
         default = field.default_factory() if field.default_factory is not MISSING else field.default
