@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import gc
 import os
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -119,7 +120,9 @@ def user_environment() -> dict[str, str]:
     `shardwright` and `python` are those of the environment that the tests run in, and machine code is made quickly.
     """
     path = os.pathsep.join([str(Path(sys.executable).parent), _AS_STARTED.get("PATH", "")])
-    flags = f"{_AS_STARTED.get('XLA_FLAGS', '')} {_QUICKLY}".strip()
+    # A worker starts with what this file has set in the process that started it: a user has one device.
+    as_started = re.sub(r"--xla_force_host_platform_device_count=\d+", "", _AS_STARTED.get("XLA_FLAGS", ""))
+    flags = f"{as_started} {_QUICKLY}".strip()
     return {**_AS_STARTED, **_OFFLINE, "PATH": path, "TOKENIZERS_PARALLELISM": "false", "XLA_FLAGS": flags}
 
 
