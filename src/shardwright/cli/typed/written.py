@@ -62,7 +62,7 @@ def with_options_of_its_run(arguments: Sequence[str]) -> list[str]:
     is no folder of a run, or does not say its options.
     """
     arguments = list(arguments)
-    if arguments[:1] != ["train"] or "--resume" not in arguments or any(_name(one) == "--out" for one in arguments):
+    if arguments[:1] != ["train"] or "--resume" not in arguments or "--out" in map(_name, arguments):
         return arguments
     place = arguments.index("--resume") + 1
     if place == len(arguments) or arguments[place].startswith("--"):
@@ -71,7 +71,7 @@ def with_options_of_its_run(arguments: Sequence[str]) -> list[str]:
     start = _start_of(run)
     typed = arguments[1:]
     model = [typed.pop(0)] if typed and not typed[0].startswith("--") else start.arguments[:1]
-    names = {_name(one) for one in typed if one.startswith("--")}
+    names = {_name(argument) for argument in typed if argument.startswith("--")}
     left_out = names | {other for name in names for other in DEVICES_FOLLOW.get(name, ())}
     kept = [part for name, *values in _grouped(start.arguments[1:]) if name not in left_out for part in (name, *values)]
     return ["train", *_from_here(model, start), *_from_here(kept, start), *typed, "--out", str(run)]
