@@ -273,7 +273,7 @@ def _leftovers(step: Url, items: tuple[Entry, ...]) -> list[Url]:
 def _is_leftover(directory: Url) -> bool:
     """Whether a step is without a manifest, or no manifest of its step names an attempt, by more than one answer. Raises OSError."""
     step = directory if STEP.fullmatch(directory.name) else directory.parent
-    names = settled(step, lambda: [one.name for one in entries(step) if not one.is_folder])
+    names = settled(step, lambda: [entry.name for entry in entries(step) if not entry.is_folder])
     manifests = {FILE_NAME, *(name for name in names if ASIDE.fullmatch(name))}
     used = _folders_in_use(step, manifests)
     return used is not None and (directory.name not in used if step != directory else not used)

@@ -110,7 +110,11 @@ def planned(typed: TypedRequest) -> Plan:
     from shardwright.cost import price, with_unit_costs
 
     machine = typed.machine
-    elsewhere = [one.candidate for one in _arranged(typed) if one.layout.name != typed.request.layout.name]
+    elsewhere = [
+        arrangement.candidate
+        for arrangement in _arranged(typed)
+        if arrangement.layout.name != typed.request.layout.name
+    ]
     plan = price(make_plan(typed.request, partial(with_unit_costs, machine=machine)), machine, elsewhere)
     return plan if typed.choice is None else replace(plan, choices=(typed.choice, *plan.choices))
 

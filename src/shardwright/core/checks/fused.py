@@ -46,10 +46,10 @@ def fused_matrices(plan: Plan) -> Iterator[Draft]:
 def _beside(weight: Weight, name: str, others: Sequence[Weight]) -> Weight | None:
     """The weight with a shorter dim of this name, of those nearest in the tree of names; None if one of them has an equal dim."""
     path = _path(weight)
-    near = [one for one in others if one.name != weight.name and name in one.logical_axes]
-    common = {one.name: _common(path, _path(one)) for one in near}
-    nearest = [one for one in near if common[one.name] == max(common.values())]
-    if any(one.size(name) >= weight.size(name) for one in nearest):
+    near = [other for other in others if other.name != weight.name and name in other.logical_axes]
+    common = {other.name: _common(path, _path(other)) for other in near}
+    nearest = [other for other in near if common[other.name] == max(common.values())]
+    if any(other.size(name) >= weight.size(name) for other in nearest):
         return None
     return nearest[0] if nearest else None
 
@@ -82,4 +82,6 @@ def _fused(
         f"'{tensor.component}: _matrices {' '.join(tensor.in_use.logical_axes)}'",
         cost="its results are moved between devices in each layer",
     )
-    return Draft(finding=finding, candidates=tuple(one for axis in reversed(axes) for one in resized(plan, axis, 1)))
+    return Draft(
+        finding=finding, candidates=tuple(candidate for axis in reversed(axes) for candidate in resized(plan, axis, 1))
+    )

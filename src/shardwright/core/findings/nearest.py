@@ -29,7 +29,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     numbers, names = _numbers(name), list(islice(known, MOST_COMPARED + 1))
     if len(names) > MOST_COMPARED:
         return None
-    same_numbers = [each for each in names if numbers <= _numbers(each)]
+    same_numbers = [other for other in names if numbers <= _numbers(other)]
     matches = get_close_matches(name, same_numbers, n=1, cutoff=cutoff)
     return matches[0] if matches else None
 

@@ -62,7 +62,7 @@ def presets_for(table: ModelTable) -> tuple[str, ...]:
 
 def arrangements(table: ModelTable, machine: Machine, layouts: Iterable[Layout]) -> tuple[Arrangement, ...]:
     """Those of each layout on all devices of a machine; none of a layout that has no sizes there."""
-    return tuple(one for layout in layouts for one in _of_layout(table, machine, layout))
+    return tuple(arrangement for layout in layouts for arrangement in _of_layout(table, machine, layout))
 
 
 def _of_layout(table: ModelTable, machine: Machine, layout: Layout) -> Iterator[Arrangement]:

@@ -59,7 +59,7 @@ def choose_defaults(
     """The choice for a request, whose own layout and mesh are one of what is tried. ``typed``: the options that stay, as ``--batch``. None where
     nothing that is tried has a plan without an error."""
     natural = () if request.devices is None else (request,)
-    candidates = (*natural, *(each.of(request) for each in arranged))
+    candidates = (*natural, *(arrangement.of(request) for arrangement in arranged))
     # The model's own layout may be one of the others.
     by_text = {tried.text: tried for one in candidates if (tried := _sized(one, typed))}
     sized = list(by_text.values())
