@@ -36,7 +36,7 @@ VERBS: tuple[Callable[[str], list[str]], ...] = (
     lambda path: ["ckpt", "import", "huggingface", path, "--out", "out"],
     lambda path: ["ckpt", "import", "huggingface", "folder", "--out", path],
     lambda path: ["ckpt", "import", "orbax", path, "--out", "out"],
-    lambda path: ["ckpt", "export", "huggingface", path, "--to", "to"],
+    lambda path: ["ckpt", "export", "huggingface", path, "--out", "to"],
     lambda path: ["ckpt", "reshard", path, "--layout", "fsdp", "--out", "out"],
     lambda path: ["train", path, *TRAIN, "--out", "out"],
     lambda path: ["train", "llama3-test", *TRAIN, "--out", path],

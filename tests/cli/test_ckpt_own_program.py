@@ -13,7 +13,7 @@ from shardwright.engine_jax import save
 COMMANDS = {
     "show": "ckpt show OWN --for fsdp --mesh fsdp=2",
     "reshard": "ckpt reshard OWN --layout fsdp --mesh fsdp=2 --out NEW",
-    "export": "ckpt export huggingface OWN --to NEW",
+    "export": "ckpt export huggingface OWN --out NEW",
 }
 
 

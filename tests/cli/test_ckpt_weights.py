@@ -34,7 +34,7 @@ def test_both_ways(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "  weights  20 published tensors as 11 of ours, 3.38 MiB in bfloat16\n"
         "  files    generation_config.json\n"
     )
-    assert main(["ckpt", "export", "huggingface", "out", "--to", "back"]) == 0
+    assert main(["ckpt", "export", "huggingface", "out", "--out", "back"]) == 0
     assert capsys.readouterr().out == (
         "exported to back\n"
         "  from         out/checkpoints/step-00000000\n"
@@ -50,7 +50,7 @@ def test_both_ways_by_an_object_store(folder: Path, capsys: pytest.CaptureFixtur
         assert main(["ckpt", "import", "huggingface", str(folder), "--out", out]) == 0
         assert f"imported to {out}/checkpoints/step-00000000\n" in capsys.readouterr().out
         assert main(["ckpt", "verify", out]) == 0
-        assert main(["ckpt", "export", "huggingface", out, "--to", back]) == 0
+        assert main(["ckpt", "export", "huggingface", out, "--out", back]) == 0
     files = {path.name: path.read_bytes() for path in Path("from-here").iterdir()}
     assert {path.name: path.read_bytes() for path in Path("from-there").iterdir()} == files
     assert "generation_config.json" in files
@@ -62,7 +62,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (value["model"], value["directory"]) == ("llama3-test", "out/checkpoints/step-00000000")
     assert build(value["model"], value["settings"]).num_parameters * 4 == value["bytes"]
     step = value["directory"]
-    assert main(["ckpt", "export", "huggingface", step, "--to", "back", "--max-file-bytes", "1", "--json"]) == 0
+    assert main(["ckpt", "export", "huggingface", step, "--out", "back", "--max-file-bytes", "1", "--json"]) == 0
     value = json.loads(capsys.readouterr().out)
     assert (value["num_files"], value["num_tensors"], value["config"], value["moments_left_out"]) == (20, 20, True, 0)
 
@@ -73,11 +73,11 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "import huggingface none --out out": "none: no such folder.",
         "import huggingface FOLDER --out out --set num_layers=2": "--set is for a model that --model gives.",
         "import huggingface FOLDER --out out --model llama4-8b": "no model 'llama4-8b'.",
-        "export huggingface out --to s3://bucket/back": "s3://bucket/back: a folder of this machine is needed here.\n",
+        "export huggingface out --out s3://bucket/back": "s3://bucket/back: a folder of this machine is needed here.\n",
         "import huggingface s3://bucket/in --out out": "s3://bucket/in: a folder of this machine is needed here.\n",
-        "export huggingface none --to back": "none: there is no checkpoint here.",
-        "export huggingface none --to back --max-file-bytes 0": "--max-file-bytes is 0, and must be at least 1.",
-        "export huggingface none --to back --config c --model m": "--config gives the model.",
+        "export huggingface none --out back": "none: there is no checkpoint here.",
+        "export huggingface none --out back --max-file-bytes 0": "--max-file-bytes is 0, and must be at least 1.",
+        "export huggingface none --out back --config c --model m": "--config gives the model.",
     }.items(),
 )
 def test_what_is_refused(arguments: str, message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

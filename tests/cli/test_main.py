@@ -88,51 +88,9 @@ def test_a_mesh_that_cannot_be_is_a_finding_on_stderr(capsys):
     assert err.startswith("error SW106: The sizes of the mesh axes are at least 1")
 
 
-USAGE = {
-    "no verb": ([], "Expected one of {plan, "),
-    "no model": (["plan"], "Missing from shardwright plan:"),
-    "option": ([*SMALL, "--lyout", "ep"], "--layout NAME|FILE"),
-    "whole number": ([*SMALL, "--batch", "3.5"], "Error parsing --batch: '3.5' is not a whole number."),
-    "number": (
-        ["train", "llama3-test", "--steps", "1", "--out", "x", "--lr", "fast"],
-        "Error parsing --lr: 'fast' is not a number.",
-    ),
-    "choice": ([*SMALL, "--dtype", "fp8"], "Error parsing --dtype: Expected one of ('float32', 'bfloat16')."),
-    "no scaled loss": (
-        [*SMALL, "--dtype", "float16"],
-        "Error parsing --dtype: Nothing trains in float16: gradients below",
-    ),
-    "nor for moments": (
-        [*SMALL, "--moments-dtype", "float16"],
-        "Error parsing --moments-dtype: Nothing trains in float16",
-    ),
-    "no value": ([*SMALL, "--batch"], "Missing value for argument '--batch'."),
-    "no such verb": (["paln", "llama3-test"], "Available subcommands: plan, "),
-}
-
-
-@pytest.mark.parametrize("case", USAGE)
-def test_bad_usage_ends_with_2_and_suggests_what_was_meant(case, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
-    arguments, message = USAGE[case]
-    assert main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert main([*arguments, "--json"]) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert error["exit_code"] == 2
-    assert error["message"]
-
-
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert re.fullmatch(r"shardwright \d+\.\d+\.\d+\S*\n", capsys.readouterr().out)
-
-
-def test_help_is_no_error(capsys):
-    assert main(["--help"]) == 0
-    assert "{plan," in capsys.readouterr().out
 
 
 def test_an_interrupt_is_one_line(capsys, monkeypatch):
@@ -294,17 +252,6 @@ def test_the_plan_of_the_largest_model_takes_less_than_a_second(user_environment
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < slowness()
-
-
-@pytest.mark.parametrize("former", [["--micro-steps", "2"], ["--micro-steps=2"], ["--micro_steps", "2"]])
-def test_an_option_is_still_read_under_its_former_name(former, capsys):
-    words = ["plan", "llama3-test", "--layout", "fsdp", "--devices", "8", "--batch", "16", "--json"]
-    assert main([*words, *former]) == 0
-    before = capsys.readouterr().out
-    assert main([*words, "--microbatches", "2"]) == 0
-    assert capsys.readouterr().out == before
-    assert main([*words, "--microbatches", "1"]) == 0
-    assert capsys.readouterr().out != before
 
 
 def test_the_package_is_a_program():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
-from tyro.constructors import PrimitiveConstructorSpec
 
+from shardwright.cli.arguments.declared import ValueType, declaration
 from shardwright.cli.main import main
 from shardwright.cli.running.train import run_options
 from shardwright.cli.typed.options import PlanOptions, TrainOptions
@@ -36,17 +35,10 @@ HOSTILE = (
 )
 
 
-def number_options(verb: type) -> Mapping[str, PrimitiveConstructorSpec[Any]]:
+def number_options(verb: type) -> Mapping[str, ValueType]:
     """How each option of a verb that takes a number is read, as its dataclasses declare it."""
-    found: dict[str, PrimitiveConstructorSpec[Any]] = {}
-    for field, hint in ((field, get_type_hints(verb, include_extras=True)[field.name]) for field in fields(verb)):
-        inside = get_args(hint)[0] if get_args(hint) else hint
-        specs = [part for part in get_args(hint)[1:] if isinstance(part, PrimitiveConstructorSpec)]
-        if is_dataclass(inside) and isinstance(inside, type):
-            found.update(number_options(inside))
-        elif specs and specs[0].metavar in ("N", "F"):
-            found[field.name] = specs[0]
-    return found
+    options = declaration(verb).options
+    return {option.field: option.value for option in options if option.value and option.value.metavar in ("N", "F")}
 
 
 OPTIONS = number_options(TrainVerb)
@@ -64,7 +56,7 @@ def test_a_number_is_taken_or_refused(option) -> None:
     """What `train` makes of the options before it starts anything."""
     for value in HOSTILE:
         try:
-            number = OPTIONS[option].instance_from_str([value])
+            number = OPTIONS[option].read(value)
         except ValueError as why:
             refused = str(why)
             assert refused in (f"'{value}' is not a whole number.", f"'{value}' is not a number."), value

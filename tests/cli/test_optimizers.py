@@ -141,7 +141,7 @@ def test_a_new_run_with_another_optimizer_begins_with_the_weights_only(trained: 
 def test_an_average_is_exported_in_place_of_the_weights(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export = ["ckpt", "export", "huggingface", str(trained / "run"), *OF_MODEL, "--json", "--to"]
+    export = ["ckpt", "export", "huggingface", str(trained / "run"), *OF_MODEL, "--json", "--out"]
     capsys.readouterr()
     assert main([*export, str(tmp_path / "average"), "--average"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -256,7 +256,7 @@ def test_an_export_without_an_average(trained: Path, tmp_path: Path, capsys: pyt
         "export",
         "huggingface",
         str(folder / "run"),
-        "--to",
+        "--out",
         str(folder / "to"),
         "--average",
         *OF_MODEL,

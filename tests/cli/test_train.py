@@ -13,7 +13,8 @@ import pytest
 from shardwright import InputError, Plan
 from shardwright.cli.main import main
 from shardwright.cli.running.train import ended
-from shardwright.cli.typed.devices import simulate_devices
+from shardwright.cli.typed import devices
+from shardwright.cli.typed.devices import leave_out_absent_tpus, simulate_devices
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 from shardwright.training.options import Listener, RunOptions, RunOutcome
 
@@ -228,6 +229,32 @@ def test_nothing_is_simulated_without_a_number_or_after_jax_has_started():
     simulate_devices(None, environment, jax_is_loaded=False)
     simulate_devices(8, environment, jax_is_loaded=True)
     assert environment == {"XLA_FLAGS": "--a=b"}
+
+
+@pytest.mark.parametrize(
+    ("before", "device", "after"),
+    [
+        ({}, "null", {"JAX_PLATFORMS": "cpu"}),
+        ({"JAX_PLATFORMS": ""}, "null", {"JAX_PLATFORMS": "cpu"}),
+        ({"JAX_PLATFORMS": "tpu,cpu"}, "null", {"JAX_PLATFORMS": "tpu,cpu"}),
+        ({"TPU_LIBRARY_PATH": "a"}, "null", {"TPU_LIBRARY_PATH": "a"}),
+        ({}, "accel0", {}),
+        ({}, "vfio/0", {}),
+        ({}, "nvidia0", {}),
+    ],
+)
+def test_libtpu_is_not_started_where_no_accelerator_is(before, device, after, tmp_path, monkeypatch):
+    (tmp_path / device).parent.mkdir(exist_ok=True)
+    (tmp_path / device).touch()
+    monkeypatch.setattr(devices, "find_spec", {}.get)
+    environment = dict(before)
+    leave_out_absent_tpus(environment, jax_is_loaded=False, dev=tmp_path)
+    assert environment == before
+    monkeypatch.setattr(devices, "find_spec", lambda name: name)
+    leave_out_absent_tpus(environment, jax_is_loaded=True, dev=tmp_path)
+    assert environment == before
+    leave_out_absent_tpus(environment, jax_is_loaded=False, dev=tmp_path)
+    assert environment == after
 
 
 def test_options_made_in_a_program_are_checked_too():

@@ -278,12 +278,12 @@ def test_both_ways_by_the_command(
         "  values    epoch\n"
         "  left out  b\n"
     )
-    assert main(["ckpt", "export", "orbax", "out", "--to", "back"]) == 0
+    assert main(["ckpt", "export", "orbax", "out", "--out", "back"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(
         "exported to back\n  from     out/checkpoints/step-00000005\n  step     5\n  tensors  1 tensor, 48 B in "
     )
     assert main(["ckpt", "import", "orbax", "back", "--out", "again", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["directory"] == "again/checkpoints/step-00000005"
-    assert main(["ckpt", "export", "orbax", "out", "--to", "back"]) == 2
-    assert capsys.readouterr().err.startswith("shardwright: --to back: it exists already")
+    assert main(["ckpt", "export", "orbax", "out", "--out", "back"]) == 2
+    assert capsys.readouterr().err.startswith("shardwright: --out back: it exists already")

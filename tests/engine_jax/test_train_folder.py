@@ -125,7 +125,7 @@ def test_the_tokenizer_of_the_weights_is_used_and_goes_on_with_the_run(
     assert train("llama3", *ONE, "--resume", "--out", "run", *steps) == 0
     assert any("(tokenizer: run/published/tokenizer.json)" in line for line in said(capsys))
     # An export of the run finds the configuration and the files without another option.
-    assert main(["ckpt", "export", "huggingface", "run", "--to", "back", "--json"]) == 0
+    assert main(["ckpt", "export", "huggingface", "run", "--out", "back", "--json"]) == 0
     assert {path.name for path in Path("back").iterdir()} > FILES
     assert json.loads(Path("back/config.json").read_text())["dtype"] == "float32"
 

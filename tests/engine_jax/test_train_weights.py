@@ -70,7 +70,7 @@ def test_trained_exported_and_loaded_by_transformers(made: Made) -> None:
         )
         == 0
     )
-    assert main(["ckpt", "export", "huggingface", "run", "--to", "back", "--config", "folder/config.json"]) == 0
+    assert main(["ckpt", "export", "huggingface", "run", "--out", "back", "--config", "folder/config.json"]) == 0
     run = newest("run")
     weights = {name: run.read_box(name) for name in made.weights}
     assert not np.allclose(weights["layers.mlp.up"], made.weights["layers.mlp.up"])

@@ -199,7 +199,7 @@ def test_both_ways_by_the_command(
         "  values    epoch\n"
         "  left out  model.b\n"
     )
-    assert main(["ckpt", "export", "dcp", "out", "--to", "back"]) == 0
+    assert main(["ckpt", "export", "dcp", "out", "--out", "back"]) == 0
     assert capsys.readouterr().out == (
         "exported to back\n"
         "  from     out/checkpoints/step-00000005\n"

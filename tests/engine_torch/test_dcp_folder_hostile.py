@@ -274,8 +274,8 @@ def test_a_pickle_is_executed_when_it_is_trusted(folder: Path, capsys: pytest.Ca
         "import dcp in-4 --out out --module model": "--module model: there is no tensor under this key. There are 'w', 'b', ",
         "import dcp in-4 --out out --optimizer optim": "--optimizer is for a module, which --module gives.",
         "import dcp in-4 --out out --module . --optimizer optim": "--optimizer optim: there are no param_groups under this key.",
-        "export dcp none --to back": "none: there is no checkpoint here.",
-        "export dcp in-4 --to in-4": "--to in-4: it exists already, and is never overwritten.",
+        "export dcp none --out back": "none: there is no checkpoint here.",
+        "export dcp in-4 --out in-4": "--out in-4: it exists already, and is never overwritten.",
     }.items(),
 )
 def test_what_is_refused(arguments: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -231,7 +231,9 @@ def test_trained_exported_and_loaded_by_transformers(
     steps = ["--steps", "5", "--lr", "1e-2", "--weights", str(found.out), "--out", str(tmp_path / "run")]
     assert main(["train", *model, *layout, *steps, "--json"]) == 0
     # Without another option: the run has the configuration of the folder.
-    assert main(["ckpt", "export", "huggingface", str(tmp_path / "run"), "--to", str(tmp_path / "back"), "--json"]) == 0
+    assert (
+        main(["ckpt", "export", "huggingface", str(tmp_path / "run"), "--out", str(tmp_path / "back"), "--json"]) == 0
+    )
     needed = theirs(tmp_path / "back")
     assert np.max(np.abs(needed - found.logits)) > 0.1
     plan = plan_of(family, "ddp", "data=1", "jax")

@@ -358,7 +358,7 @@ COMMANDS: tuple[Callable[[random.Random], list[str]], ...] = (
     lambda draw: ["ckpt", "reshard", draw.choice(("ckpt", "nowhere")), "--layout", draw.choice(("fsdp", "mine.yaml", "x")), "--out",
                   draw.choice(("a", "ckpt", "mine.yaml")), *draw.choice(([], ["--mesh", "fsdp=2"], ["--model", _model(draw)], ["--json"]))],
     lambda draw: ["ckpt", "import", draw.choice(("huggingface", "dcp", "orbax", "x")), draw.choice((".", "ckpt", "nowhere", "mine.yaml")), "--out", draw.choice(("a", "ckpt", "mine.yaml"))],
-    lambda draw: ["ckpt", "export", draw.choice(("huggingface", "dcp", "orbax", "x")), draw.choice((".", "ckpt", "nowhere")), "--to", draw.choice(("a", "ckpt", "mine.yaml"))],
+    lambda draw: ["ckpt", "export", draw.choice(("huggingface", "dcp", "orbax", "x")), draw.choice((".", "ckpt", "nowhere")), "--out", draw.choice(("a", "ckpt", "mine.yaml"))],
     lambda draw: ["import", draw.choice(("maxtext", "torchtitan", "hf", "huggingface", "x")), draw.choice(("rules.yml", "mine.toml", "whole.json")),
                   *draw.choice(([], ["--model", _model(draw)], ["--devices", str(draw.choice(ODD_NUMBERS))], ["--set", "num_layers=2"]))],
     lambda draw: ["export", "maxtext", draw.choice(("fsdp", "ep-as-cp", "mine.yaml")), "--model", _model(draw), *draw.choice(([], ["--mesh", "fsdp=2"], ["--devices", "8"], ["--out", "a.yml"]))],

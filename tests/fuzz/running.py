@@ -110,7 +110,7 @@ def judged(code: int, out: str, err: str, *, as_json: bool, checks: bool = False
         return f"a traceback in its output: {(out + err)[-500:]}"
     if code not in (0, 1, 2):
         return f"exit code {code}"
-    if code == 2 and not (err.startswith("shardwright: ") or "full helptext" in err or "error" in out):
+    if code == 2 and not (err.startswith("shardwright: ") or "error" in out):
         return f"exit code 2 without a message: {err[:200]!r} {out[:200]!r}"
     if code == 2 and err.count("\nshardwright: ") and not checks:
         return f"more than one message: {err[:500]!r}"

@@ -41,7 +41,7 @@ def test_a_folder_comes_back_as_it_was(kind: str, tmp_path: Path, capsys: pytest
     model.save_pretrained(first)
     (first / "config.json").write_text(json.dumps({**values, "dtype": "float32"}))
     assert main(["ckpt", "import", "huggingface", str(first), "--out", str(out)]) == 0
-    assert main(["ckpt", "export", "huggingface", str(out), "--to", str(back)]) == 0
+    assert main(["ckpt", "export", "huggingface", str(out), "--out", str(back)]) == 0
     said = capsys.readouterr().out
     assert (back / "config.json").read_bytes() == (first / "config.json").read_bytes()
     if kind == "kimi_k2":

@@ -228,11 +228,11 @@ def test_what_is_beside_is_printed(
     kept = f"5 tensors as {first}, for multi-token prediction\n"
     assert kept in printed
     assert f"{', '.join(FILES)}\n" in printed
-    assert main(["ckpt", "export", "huggingface", "out", "--to", "back"]) == 0
+    assert main(["ckpt", "export", "huggingface", "out", "--out", "back"]) == 0
     assert kept in capsys.readouterr().out
     assert main(["ckpt", "import", "huggingface", "folder", "--out", "other"]) == 0
     assert f"left out  5 tensors as {first}: layers for" in capsys.readouterr().out
-    assert main(["ckpt", "export", "huggingface", "other", "--to", "without"]) == 0
+    assert main(["ckpt", "export", "huggingface", "other", "--out", "without"]) == 0
     assert "1 layer for multi-token prediction: the checkpoint does not hold them" in capsys.readouterr().out
-    assert main(["ckpt", "export", "huggingface", "other", "--to", "with", "--prediction-layers", "out"]) == 0
+    assert main(["ckpt", "export", "huggingface", "other", "--out", "with", "--prediction-layers", "out"]) == 0
     assert kept in capsys.readouterr().out

@@ -62,7 +62,7 @@ def test_a_live_one_is_met_and_a_killed_one_is_cleared_away(out: Path) -> None:
                 export(out)
         finally:
             other.kill()
-    assert str(error.value).startswith(f"--to {out.parent / 'back'}: process {other.pid} on ")
+    assert str(error.value).startswith(f"--out {out.parent / 'back'}: process {other.pid} on ")
     assert str(error.value).endswith(" writes this folder. Wait until it ends, or give another folder.")
     left = names(out.parent)
     assert [name.partition("-")[0] for name in left] == ["back.writing", "back.writing", "out"]

@@ -139,7 +139,7 @@ def test_a_run_from_scratch_is_exported_whole(tmp_path: Path, capsys: pytest.Cap
     assert main(["train", *model, *where, "--batch", "2", "--length", "16", "--steps", "1", "--out", str(run)]) == 0
     capsys.readouterr()
     # The model is that of the checkpoint: its dimensions need not be given again.
-    assert main(["ckpt", "export", "huggingface", str(run), "--to", str(folder)]) == 0
+    assert main(["ckpt", "export", "huggingface", str(run), "--out", str(folder)]) == 0
     out = capsys.readouterr().out
     assert "  config.json  written from the architecture; the ids of special tokens are null\n" in out
     config = transformers.AutoConfig.from_pretrained(folder)

@@ -38,7 +38,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "compiled": {"core", "cost"},
         "interop": {"core", "storage", "training", "files", "models", "checkpoint", "numpy"},
         "report": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "rich"},
-        "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "report", "rich", "tyro"},
+        "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "report", "rich"},
         FRONT: {"core", "files", "layouts", "models"},
     }.items()
 }

@@ -68,7 +68,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "torchtitan",
     ),
     "report": ("text", "plan", "compile", "review", "interop", ""),
-    "cli": ("typed", "interop", "running", "reviewing", ""),
+    "cli": ("arguments", "typed", "interop", "running", "reviewing", ""),
 }
 
 ONE_FOR_EACH = ("core/checks", "compiled/findings", "interop/maxtext/checks", "layouts")

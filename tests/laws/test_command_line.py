@@ -128,12 +128,12 @@ OPTIONS = {
         "--json",
     },
     "ckpt import dcp": {*("--out", "--step", "--module", "--optimizer", "--leave-out", "--trust-pickle", "--json")},
-    "ckpt export dcp": {"--to", "--json"},
+    "ckpt export dcp": {"--out", "--json"},
     "ckpt import orbax": {"--out", "--step", "--leave-out", "--json"},
-    "ckpt export orbax": {"--to", "--json"},
+    "ckpt export orbax": {"--out", "--json"},
     "ckpt export huggingface": {
         *(
-            "--to",
+            "--out",
             "--config",
             "--model",
             "--set",
@@ -152,19 +152,20 @@ ARGUMENTS = {
     "diff": "A B",
     "lock": "MODEL",
     "check": "",
-    "train": "MODEL",
-    "calibrate": "MODEL",
+    "explain": "CODE",
+    "train": "MODEL --steps N --out DIR",
+    "calibrate": "MODEL --out FILE",
     **dict.fromkeys(("import maxtext", "import torchtitan", "import huggingface"), "FILE"),
     "export": "maxtext|torchtitan NAME|FILE",
     "ckpt show": "DIR|URL",
-    "ckpt reshard": "DIR|URL",
+    "ckpt reshard": "DIR|URL --layout NAME|FILE --out DIR|URL",
     "ckpt verify": "DIR|URL",
-    "ckpt import huggingface": "FOLDER",
-    "ckpt import dcp": "FOLDER",
-    "ckpt export huggingface": "DIR|URL",
-    "ckpt export dcp": "DIR|URL --to FOLDER",
+    "ckpt import huggingface": "FOLDER --out DIR|URL",
+    "ckpt import dcp": "FOLDER --out DIR|URL",
+    "ckpt export huggingface": "DIR|URL --out FOLDER",
+    "ckpt export dcp": "DIR|URL --out FOLDER",
     "ckpt import orbax": "FOLDER --out DIR|URL",
-    "ckpt export orbax": "DIR|URL --to FOLDER",
+    "ckpt export orbax": "DIR|URL --out FOLDER",
 }
 VERBS = {
     "": {"plan", "compile", "diff", "lock", "check", "explain", "train", "calibrate", "ckpt", "import", "export"},
@@ -198,15 +199,24 @@ def test_arguments_of_a_verb(verb, monkeypatch):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_verbs(verb, monkeypatch):
-    usage = help_of(verb, monkeypatch).splitlines()[0]
-    assert set(usage[usage.index("{") + 1 : usage.index("}")].split(",")) == VERBS[verb]
+    listed = help_of(verb, monkeypatch).partition("\nverbs\n")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^  (\S+) ", listed, re.MULTILINE)) == VERBS[verb]
+
+
+@pytest.mark.parametrize("verb", {**OPTIONS, **VERBS})
+def test_each_part_of_a_help_has_a_plain_name(verb, monkeypatch):
+    parts = re.findall(r"(?<=\n\n)(\S.*)\n  \S", help_of(verb, monkeypatch))
+    names = {"arguments", "verbs", "options", "options of the plan", "options of the run", "options of the layout"}
+    assert set(parts) <= names
+    assert len(parts) == len(set(parts))
+    assert "options" in parts
 
 
 @pytest.mark.parametrize("verb", OPTIONS)
 def test_every_option_says_what_it_is_for(verb, monkeypatch):
     text = help_of(verb, monkeypatch)
     for option in OPTIONS[verb]:
-        (description,) = re.findall(rf"^  {option} (.*(?:\n {{10,}}\S.*)*)", text, re.MULTILINE)
+        (description,) = re.findall(rf"^  {option}(?![-\w])(.*(?:\n {{10,}}\S.*)*)", text, re.MULTILINE)
         # Without the names of values, the default and the frame, a sentence remains.
         left = re.sub(r"\([^)]*\)|\{[^}]*\}|\n", " ", description)
         assert re.search(r"[A-Z][a-z]* [A-Za-z]", left), (option, description)

@@ -33,7 +33,7 @@ def warm_up(environment: Mapping[str, str]) -> dict[str, str]:
     # The environment of the tests, which JAX reads once.
     import tests.conftest  # noqa: F401
 
-    for name in ("numpy", "hypothesis.strategies", "yaml", "rich.console", "tyro", "jax.numpy", "optax", "torch"):
+    for name in ("numpy", "hypothesis.strategies", "yaml", "rich.console", "jax.numpy", "optax", "torch"):
         __import__(name)
     assert not any(name.split(".")[0] == "shardwright" for name in sys.modules), "the sources are the fork's own"
     return dict(environment)

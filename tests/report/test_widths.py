@@ -119,6 +119,16 @@ COMMANDS = (
 )
 
 
+WRONG = (
+    "plan llama3-test --chip h100:8",
+    f"plan --{'long' * 30} {'value' * 40}",
+    "ckpt show run --bogus",
+    "train llama3-test",
+    "plan llama3-test --dtype float16",
+)
+HELPED = ("--help", "ckpt --help", "train --help", "import maxtext --help", "ckpt export huggingface --help")
+
+
 def test_each_command_prints_every_value_whole(here: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     views: list[tuple[str, View]] = []
     doing = ""
@@ -130,7 +140,7 @@ def test_each_command_prints_every_value_whole(here: Path, monkeypatch: pytest.M
 
     folder = made_folder(here / "folder", "llama3-test", {"num_layers": "1"}, shard="500KB").path
     (here / "config.json").write_bytes((folder / "config.json").read_bytes())
-    steps = ("ckpt import huggingface folder --out out", "ckpt export huggingface out --to back")
+    steps = ("ckpt import huggingface folder --out out", "ckpt export huggingface out --out back")
     resharded = "ckpt reshard out --out again --layout fsdp --mesh fsdp=4"
     for doing in (*COMMANDS, *steps, resharded):
         before = len(views)
@@ -138,6 +148,10 @@ def test_each_command_prints_every_value_whole(here: Path, monkeypatch: pytest.M
         assert len(views) > before or doing.startswith("lock"), doing
         if doing.startswith("lock"):
             (here / "mine.yaml").write_text(MOVED, encoding="utf-8")
+    for doing in WRONG:
+        assert main(doing.split()) == 2, doing
+    for doing in HELPED:
+        assert main(doing.split()) == 0, doing
     converted = {
         "directory": "a/b",
         "from": "c/d",

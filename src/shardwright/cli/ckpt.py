@@ -11,9 +11,7 @@ from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import (
     CkptVerb,
-    ExportFolderVerb,
     ExportWeightsVerb,
-    ImportFolderVerb,
     ImportWeightsVerb,
     LayoutOptions,
     ReshardVerb,
@@ -26,56 +24,42 @@ from shardwright.core.findings.errors import InputError
 
 def run_ckpt(verb: CkptVerb) -> int:
     """Run one of the verbs about checkpoints."""
-    match verb.verb:
+    match verb:
         case ShowVerb():
-            return run_show(verb.verb)
+            return run_show(verb)
         case VerifyVerb():
-            return run_verify(verb.verb)
+            return run_verify(verb)
         case ReshardVerb():
-            return run_reshard(verb.verb)
-        case ImportFolderVerb():
-            return run_import_folder(verb.verb)
-        case ExportFolderVerb():
-            return run_export_folder(verb.verb)
-
-
-def run_import_folder(verb: ImportFolderVerb) -> int:
-    """Make a checkpoint of a folder of another program."""
-    match verb.verb:
+            return run_reshard(verb)
         case ImportWeightsVerb():
-            return run_import_weights(verb.verb)
+            return run_import_weights(verb)
         case ImportDcpVerb():
             from shardwright.cli.running.folders import run_import_dcp
 
-            return run_import_dcp(verb.verb)
+            return run_import_dcp(verb)
         case ImportOrbaxVerb():
             from shardwright.cli.running.folders import run_import_orbax
 
-            return run_import_orbax(verb.verb)
-
-
-def run_export_folder(verb: ExportFolderVerb) -> int:
-    """Write a folder of another program."""
-    match verb.verb:
+            return run_import_orbax(verb)
         case ExportWeightsVerb():
-            return run_export_weights(verb.verb)
+            return run_export_weights(verb)
         case ExportDcpVerb():
             from shardwright.cli.running.folders import run_export_dcp
 
-            return run_export_dcp(verb.verb)
+            return run_export_dcp(verb)
         case ExportOrbaxVerb():
             from shardwright.cli.running.folders import run_export_orbax
 
-            return run_export_orbax(verb.verb)
+            return run_export_orbax(verb)
 
 
 def run_show(verb: ShowVerb) -> int:
     """Print what a checkpoint holds. Returns 1 if another checkpoint in the folder cannot be read."""
-    with needing_extra("jax", "reading checkpoints"):
+    with needing_extra("checkpoint", "reading checkpoints"):
         checkpoint = import_module("shardwright.checkpoint")
     shown = checkpoint.describe(verb.directory)
     if verb.layout is not None:
-        with needing_extra("jax", "reading checkpoints"):
+        with needing_extra("checkpoint", "reading checkpoints"):
             layouts = import_module("shardwright.cli.running.checkpoint_layouts")
         shown["load"] = layouts.load_onto(verb.directory, verb.layout, verb.on)
     elif verb.on != LayoutOptions():
@@ -93,7 +77,7 @@ def run_show(verb: ShowVerb) -> int:
 
 def run_verify(verb: VerifyVerb) -> int:
     """Check every byte of a checkpoint. Returns 1 if it is damaged."""
-    with needing_extra("jax", "reading checkpoints"):
+    with needing_extra("checkpoint", "reading checkpoints"):
         checkpoint = import_module("shardwright.checkpoint")
     checked = checkpoint.verify(verb.directory)
     if verb.json:
@@ -107,7 +91,7 @@ def run_verify(verb: VerifyVerb) -> int:
 
 def run_reshard(verb: ReshardVerb) -> int:
     """Write a checkpoint in the boxes of another layout."""
-    with needing_extra("jax", "resharding checkpoints"):
+    with needing_extra("checkpoint", "resharding checkpoints"):
         layouts = import_module("shardwright.cli.running.checkpoint_layouts")
     if verb.json:
         write_json(layouts.reshard_onto(verb.directory, verb.layout, verb.on, verb.out, lambda *_: None))
@@ -125,7 +109,7 @@ def run_import_weights(verb: ImportWeightsVerb) -> int:
     """Make a checkpoint of a model folder."""
     if verb.set and verb.model is None:
         raise InputError("--set is for a model that --model gives. Without it, config.json has all dimensions.")
-    with needing_extra("jax", "importing weights"):
+    with needing_extra("checkpoint", "importing weights"):
         importing = import_module("shardwright.interop.hugging_face.weights.importing")
     request = importing.WeightsImport(
         folder=verb.folder,
@@ -149,7 +133,7 @@ def run_import_weights(verb: ImportWeightsVerb) -> int:
 
 def run_export_weights(verb: ExportWeightsVerb) -> int:
     """Write a model folder of a checkpoint."""
-    with needing_extra("jax", "exporting weights"):
+    with needing_extra("checkpoint", "exporting weights"):
         exporting = import_module("shardwright.interop.hugging_face.weights.exporting")
     if verb.max_file_bytes is not None and verb.max_file_bytes < 1:
         raise InputError(f"--max-file-bytes is {number_text(verb.max_file_bytes)}, and must be at least 1.")
@@ -157,7 +141,7 @@ def run_export_weights(verb: ExportWeightsVerb) -> int:
         raise InputError("--config gives the model. Leave out --model and --set.")
     request = exporting.WeightsExport(
         directory=verb.directory,
-        to=verb.to,
+        to=verb.out,
         config=verb.config,
         model=verb.model,
         settings=settings(verb.set),

@@ -11,16 +11,24 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
-import tyro
-
-from shardwright.cli.interop.import_options import EveryVerb, ExportVerb, ImportVerb
+from shardwright.cli.arguments.parsing import asks_for_help, parse
+from shardwright.cli.arguments.usage import UsageError
+from shardwright.cli.arguments.verbs import tree, verb_of
+from shardwright.cli.interop.import_options import (
+    ExportVerb,
+    ImportHuggingFaceVerb,
+    ImportMaxTextVerb,
+    ImportTorchTitanVerb,
+    Shardwright,
+)
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.verbs import (
     CalibrateVerb,
     CheckVerb,
-    CkptVerb,
     CompileVerb,
     DiffVerb,
     ExplainVerb,
@@ -38,14 +46,6 @@ from shardwright.core.findings.errors import (
     ShardwrightError,
     is_about_output,
 )
-
-ABOUT = (
-    "A layout language for distributed training: tensor placements and collectives, declared once, checked, costed, and run "
-    "unchanged. `shardwright --version` prints the version."
-)
-
-FORMER_OPTIONS: Mapping[str, str] = {"--micro-steps": "--microbatches"}
-"""Former names of options, which still work."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,21 +108,31 @@ def _discard_output() -> None:
 
 
 def _exit_code(arguments: list[str]) -> int:
-    if arguments == ["--version"]:
-        from importlib.metadata import version
-
-        sys.stdout.write(f"shardwright {version('shardwright')}\n")
-        return 0
     as_json = "--json" in arguments
     try:
         _refuse_nul(arguments)
         with _long_paths_refused():
-            arguments = with_options_of_its_run(arguments)
-            return _run(_read(arguments, as_json), arguments)
-    except SystemExit as ended:
-        return ended.code if isinstance(ended.code, int) else 0
+            return _read_and_run(arguments)
     except ShardwrightError as error:
         return _refuse(error, as_json)
+
+
+def _read_and_run(arguments: list[str]) -> int:
+    root = tree("shardwright", Shardwright)
+    verb, number = verb_of(root, arguments)
+    if asks_for_help(arguments[number:]):
+        from shardwright.cli.arguments.help import help_text
+        from shardwright.report.usage_view import help_view
+
+        write_view(help_view(partial(help_text, verb)), sys.stdout)
+        return 0
+    if verb is root:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"shardwright {version('shardwright')}\n")
+        return 0
+    arguments = with_options_of_its_run(arguments)
+    return _run(parse(verb, root, arguments[number:], number + 1), arguments)
 
 
 def _refuse_nul(arguments: Sequence[str]) -> None:
@@ -143,40 +153,7 @@ def _long_paths_refused() -> Iterator[None]:
         raise
 
 
-def _read(arguments: list[str], as_json: bool) -> EveryVerb:
-    """The verb and its options. tyro's own message is on stderr before its SystemExit leaves this function."""
-    message = io.StringIO()
-    if arguments[:2] == ["import", "hf"]:
-        arguments = ["import", "huggingface", *arguments[2:]]
-    arguments = [_as_named_now(argument) for argument in arguments]
-    try:
-        with contextlib.redirect_stderr(message):
-            return tyro.cli(
-                EveryVerb,  # pyright: ignore[reportArgumentType]
-                args=arguments,
-                prog="shardwright",
-                description=ABOUT,
-                config=(tyro.conf.OmitSubcommandPrefixes,),
-            )
-    except SystemExit:
-        sys.stderr.write(message.getvalue())
-        if as_json and message.getvalue():
-            lines = (line.strip("╭╮╰╯│─|+- ") for line in message.getvalue().splitlines())
-            write_json({"error": {"exit_code": 2, "message": "\n".join(line for line in lines if line)}})
-        raise
-
-
-def _as_named_now(argument: str) -> str:
-    """An argument, with an option's former name replaced by its name.
-
-    >>> _as_named_now("--micro-steps=2"), _as_named_now("--micro_steps")
-    ('--microbatches=2', '--microbatches')
-    """
-    option, equals, value = argument.partition("=")
-    return FORMER_OPTIONS.get(option.replace("_", "-"), option) + equals + value
-
-
-def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
+def _run(verb: Any, arguments: Sequence[str]) -> int:
     # Each verb is imported only when it runs: `plan` must not wait for the imports of `train`.
     match verb:
         case PlanVerb():
@@ -211,7 +188,7 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
             from shardwright.cli.running.calibrate import run_calibrate
 
             return run_calibrate(verb, arguments)
-        case ImportVerb():
+        case ImportMaxTextVerb() | ImportTorchTitanVerb() | ImportHuggingFaceVerb():
             from shardwright.cli.interop.import_ import run_import
 
             return run_import(verb)
@@ -219,7 +196,7 @@ def _run(verb: EveryVerb, arguments: Sequence[str]) -> int:
             from shardwright.cli.interop.export import run_export
 
             return run_export(verb)
-        case CkptVerb():
+        case _:
             from shardwright.cli.ckpt import run_ckpt
 
             return run_ckpt(verb)
@@ -232,6 +209,11 @@ def _refuse(error: ShardwrightError, as_json: bool) -> int:
 
         write_view(lambda width: findings_list(error.findings, width), sys.stderr)
         value: dict[str, object] = {"findings": [finding.to_json() for finding in error.findings]}
+    elif isinstance(error, UsageError):
+        from shardwright.report.usage_view import usage_view
+
+        write_view(usage_view(f"shardwright: {error}"), sys.stderr)
+        value = {"error": {"exit_code": error.exit_code, "message": str(error)}}
     else:
         sys.stderr.write(f"shardwright: {error}\n")
         value = {"error": {"exit_code": error.exit_code, "message": str(error)}}

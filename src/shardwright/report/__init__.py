@@ -6,5 +6,6 @@ compile/            a compiled program, compared with its plan
 review/             the differences between two plans
 interop/            files of other programs
 checkpoint_view.py  the contents of a checkpoint
+usage_view.py       the help of a verb, and a wrong command line
 run_progress.py     a run: a bar with loss, speed and time left
 """

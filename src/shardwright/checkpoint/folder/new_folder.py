@@ -41,7 +41,7 @@ def new_folder(to: Path) -> Iterator[Path]:
                 shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise InputError(
-            f"--to {to}: the folder could not be written: {error.strerror or error}. Nothing of it was kept. Free some space, "
+            f"--out {to}: the folder could not be written: {error.strerror or error}. Nothing of it was kept. Free some space, "
             f"or give a writable folder."
         ) from None
 
@@ -49,9 +49,9 @@ def new_folder(to: Path) -> Iterator[Path]:
 def require_new(to: Path) -> None:
     """Raises InputError for a folder that exists and has something in it, and for a link."""
     if to.is_symlink():
-        raise InputError(f"--to {to}: it is a link. Give the folder that it points to.")
+        raise InputError(f"--out {to}: it is a link. Give the folder that it points to.")
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
-        raise InputError(f"--to {to}: it exists already, and is never overwritten. Give another folder.")
+        raise InputError(f"--out {to}: it exists already, and is never overwritten. Give another folder.")
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def _only_writer(to: Path, target: Path) -> Iterator[None]:
         descriptor = acquire(path)
     except LockHeldError as error:
         advice = "Wait until it ends" if error.by_lock else f"If it does not exist any more, delete {path}"
-        raise InputError(f"--to {to}: {error.note} writes this folder. {advice}, or give another folder.") from None
+        raise InputError(f"--out {to}: {error.note} writes this folder. {advice}, or give another folder.") from None
     try:
         with suppress(OSError):
             os.ftruncate(descriptor, 0)

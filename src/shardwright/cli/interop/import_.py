@@ -21,13 +21,13 @@ from shardwright.core.layout.layout import Layout
 
 def run_import(verb: ImportVerb) -> int:
     """Print what a declaration means. Returns 1 where it has a finding of severity error."""
-    match verb.verb:
+    match verb:
         case ImportMaxTextVerb():
-            return _maxtext(verb.verb)
+            return _maxtext(verb)
         case ImportTorchTitanVerb():
-            return _torchtitan(verb.verb)
+            return _torchtitan(verb)
         case ImportHuggingFaceVerb():
-            return _hugging_face(verb.verb)
+            return _hugging_face(verb)
 
 
 def _maxtext(verb: ImportMaxTextVerb) -> int:

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction, arg, subcommand
-
+from shardwright.cli.arguments.declared import Positional, Repeated, arg
+from shardwright.cli.arguments.verbs import subcommand
 from shardwright.cli.typed.options import Count, Flag, Schedule, Text
 from shardwright.cli.typed.verbs import Verb
 
 File = Annotated[Positional[str], arg(metavar="FILE", help_behavior_hint="")]
 Settings = Annotated[
-    UseAppendAction[tuple[tuple[str, ...], ...]],
+    Repeated,
     arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
 ]
 Given = Annotated[
-    UseAppendAction[tuple[tuple[str, ...], ...]],
+    Repeated,
     arg(metavar="KEY=VALUE ...", help_behavior_hint="(may be given several times)"),
 ]
 Out = Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")]
@@ -115,13 +115,13 @@ class ImportHuggingFaceVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportVerb:
+class ImportVerbs:
     """Read what another program declares: its layout in roles, and what it decides silently."""
 
     verb: (
         Annotated[ImportMaxTextVerb, subcommand("maxtext")]
         | Annotated[ImportTorchTitanVerb, subcommand("torchtitan")]
-        | Annotated[ImportHuggingFaceVerb, subcommand("huggingface")]
+        | Annotated[ImportHuggingFaceVerb, subcommand("huggingface", "hf")]
     )
 
 
@@ -163,5 +163,13 @@ class ExportVerb:
     """Print one JSON object on stdout."""
 
 
-EveryVerb = Verb | Annotated[ImportVerb, subcommand("import")] | Annotated[ExportVerb, subcommand("export")]
-"""All verbs."""
+ImportVerb = ImportMaxTextVerb | ImportTorchTitanVerb | ImportHuggingFaceVerb
+"""Those of `import` that run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shardwright:
+    """A layout language for distributed training: tensor placements and collectives, declared once, checked, costed, and run
+    unchanged."""
+
+    verb: Verb | Annotated[ImportVerbs, subcommand("import")] | Annotated[ExportVerb, subcommand("export")]

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 
 from shardwright.cli.running.ranks import is_rank, launch
-from shardwright.cli.typed.devices import simulate_devices
+from shardwright.cli.typed.devices import leave_out_absent_tpus, simulate_devices
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json
@@ -106,6 +106,7 @@ def _measured(plan: Plan, arguments: Sequence[str], folder: Path) -> list[Measur
         else:
             environment = dict(os.environ)
             simulate_devices(count, environment, jax_is_loaded=False)
+            leave_out_absent_tpus(environment, jax_is_loaded=False)
             code = subprocess.run(
                 [sys.executable, "-P", "-c", RUN, *arguments], env=environment, check=False, stdout=subprocess.DEVNULL
             ).returncode

@@ -41,7 +41,7 @@ def run_export_dcp(verb: ExportDcpVerb) -> int:
     with needing_extra("torch", "exporting a folder for torch.distributed.checkpoint"):
         folders = import_module("shardwright.engine_torch.dcp_folder")
     return _run(
-        "exporting", lambda progress: folders.export_folder(verb.directory, verb.to, progress), as_json=verb.json
+        "exporting", lambda progress: folders.export_folder(verb.directory, verb.out, progress), as_json=verb.json
     )
 
 
@@ -65,7 +65,7 @@ def run_export_orbax(verb: ExportOrbaxVerb) -> int:
     """Write a folder for Orbax."""
     folders = _orbax("exporting a folder for Orbax", "orbax.checkpoint")
     return _run(
-        "exporting", lambda progress: folders.export_folder(verb.directory, verb.to, progress), as_json=verb.json
+        "exporting", lambda progress: folders.export_folder(verb.directory, verb.out, progress), as_json=verb.json
     )
 
 

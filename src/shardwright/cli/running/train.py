@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardwright.cli.running.ranks import is_rank, launch
-from shardwright.cli.typed.devices import on_present_devices, simulate_devices
+from shardwright.cli.typed.devices import leave_out_absent_tpus, on_present_devices, simulate_devices
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import TrainOptions
@@ -121,6 +121,7 @@ def _simulate(run: RunOptions) -> None:
     """Before JAX is loaded, which a plan with an optimizer of optax does."""
     each = run.devices if run.devices is None or run.processes is None else run.devices // run.processes.count
     simulate_devices(each, os.environ, jax_is_loaded="jax" in sys.modules)
+    leave_out_absent_tpus(os.environ, jax_is_loaded="jax" in sys.modules)
 
 
 def _engine(engine: str) -> Callable[..., RunOutcome]:

@@ -6,7 +6,9 @@ import re
 from collections.abc import MutableMapping
 from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from math import prod
+from pathlib import Path
 
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.values import settings
@@ -17,6 +19,12 @@ from shardwright.models import build
 from shardwright.training.cluster import Processes
 
 SIMULATED_DEVICES = "--xla_force_host_platform_device_count"
+
+CHOOSE_PLATFORMS = ("JAX_PLATFORMS", "JAX_FORCE_TPU_INIT", "TPU_LIBRARY_PATH", "PJRT_NAMES_AND_LIBRARY_PATHS")
+"""Environment variables that say to JAX what it uses."""
+
+ACCELERATORS = ("accel*", "vfio/*", "nvidia*", "kfd", "dri/*", "dxg")
+"""Device files of TPUs and GPUs, below /dev."""
 
 
 def simulate_devices(devices: int | None, environment: MutableMapping[str, str], *, jax_is_loaded: bool) -> None:
@@ -30,6 +38,19 @@ def simulate_devices(devices: int | None, environment: MutableMapping[str, str],
         return
     others = re.sub(rf"{SIMULATED_DEVICES}=\S*", "", environment.get("XLA_FLAGS", "")).split()
     environment["XLA_FLAGS"] = " ".join([*others, f"{SIMULATED_DEVICES}={devices}"])
+
+
+def leave_out_absent_tpus(
+    environment: MutableMapping[str, str], *, jax_is_loaded: bool, dev: Path = Path("/dev")
+) -> None:
+    """Have JAX use the CPU where libtpu is installed and no accelerator is there: libtpu prints what it misses.
+
+    Changes nothing if JAX has started, if a variable says what JAX uses, or if there is a device file of a TPU or a GPU.
+    """
+    if jax_is_loaded or any(environment.get(name) for name in CHOOSE_PLATFORMS) or find_spec("libtpu") is None:
+        return
+    if not any(path for pattern in ACCELERATORS for path in dev.glob(pattern)):
+        environment["JAX_PLATFORMS"] = "cpu"
 
 
 def on_present_devices(verb: TrainVerb, engine: str, processes: Processes | None) -> tuple[TrainVerb, dict[str, str]]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from tyro.conf import Positional, UseAppendAction, arg
-
+from shardwright.cli.arguments.declared import Positional, Repeated, arg
 from shardwright.cli.typed.options import Count, Flag, Local, Text, Where
 
 Out = Annotated[Where, arg(metavar="DIR|URL")]
 Step = Annotated[Count, arg(metavar="N", help_behavior_hint="(default: the number at the end of the folder's name)")]
 Patterns = Annotated[
-    UseAppendAction[tuple[tuple[str, ...], ...]],
+    Repeated,
     arg(metavar="PATTERN ...", help_behavior_hint="(may be given several times)"),
 ]
 Directory = Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
-NewFolder = Annotated[Local, arg(metavar="FOLDER")]
+NewFolder = Annotated[Local, arg(metavar="FOLDER", former=("--to",))]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +48,8 @@ class ExportDcpVerb:
 
     directory: Directory
     """One step's directory, or a folder of them, whose newest step is taken."""
-    to: NewFolder
-    """The folder to write. It must not exist, or be empty."""
+    out: NewFolder
+    """The folder to write. It must not exist, or be empty. Formerly --to."""
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -79,7 +78,7 @@ class ExportOrbaxVerb:
 
     directory: Directory
     """One step's directory, or a folder of them, whose newest step is taken."""
-    to: NewFolder
-    """The folder to write. It must not exist, or be empty."""
+    out: NewFolder
+    """The folder to write. It must not exist, or be empty. Formerly --to."""
     json: Flag = False
     """Print one JSON object on stdout."""

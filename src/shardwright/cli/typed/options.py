@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import Fixed, FlagCreatePairsOff, Suppress, UseAppendAction, arg
-from tyro.constructors import PrimitiveConstructorSpec
-
+from shardwright.cli.arguments.declared import Hidden, Repeated, ValueType, arg, one_of
 from shardwright.core.findings.bounds import integer_of
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
@@ -21,83 +18,47 @@ from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 from shardwright.training.options import SAVED_METRICS
 
 
-def _whole(values: list[str]) -> int:
+def _whole(text: str) -> int:
     try:
-        return integer_of(values[0])
+        return integer_of(text)
     except ValueError:
-        raise ValueError(f"'{values[0]}' is not a whole number.") from None
+        raise ValueError(f"'{text}' is not a whole number.") from None
 
 
-def _number(values: list[str]) -> float:
+def _number(text: str) -> float:
     try:
-        return float(values[0])
+        return float(text)
     except ValueError:
-        raise ValueError(f"'{values[0]}' is not a number.") from None
+        raise ValueError(f"'{text}' is not a number.") from None
 
 
-_WHOLE = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="N",
-    instance_from_str=_whole,
-    is_instance=lambda value: value is None or isinstance(value, int),
-    str_from_instance=lambda value: [str(value)],
-)
-_NUMBER = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="F",
-    instance_from_str=_number,
-    is_instance=lambda value: value is None or isinstance(value, float),
-    str_from_instance=lambda value: [str(value)],
-)
-_TEXT = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="TEXT",
-    instance_from_str=lambda values: values[0],
-    is_instance=lambda value: value is None or isinstance(value, str),
-    str_from_instance=lambda value: [str(value)],
-)
+_WHOLE, _NUMBER = ValueType("N", _whole), ValueType("F", _number)
 
 
-def _dtype(values: list[str]) -> str:
-    if values[0] == "float16":
+def _dtype(text: str) -> str:
+    if text == "float16":
         raise ValueError(UNTRAINED)
-    if values[0] not in TRAINED_IN:
-        raise ValueError(f"Expected one of {TRAINED_IN}.")
-    return values[0]
+    return _DTYPE_NAMES.read(text)
 
 
-_DTYPE = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar=f"{{{','.join(TRAINED_IN)}}}",
-    instance_from_str=_dtype,
-    is_instance=lambda value: value is None or isinstance(value, str),
-    str_from_instance=lambda value: [str(value)],
-)
+_DTYPE_NAMES = one_of(*TRAINED_IN)
+_DTYPE = ValueType(_DTYPE_NAMES.metavar, _dtype)
 
 
-def _dtypes(values: list[str]) -> str:
-    found = [_dtype([value]) for value in values[0].split(",")]
-    return found[0] if len(set(found)) == 1 else ",".join(found)
+def _dtypes(text: str) -> str:
+    names = [_dtype(name) for name in text.split(",")]
+    return names[0] if len(set(names)) == 1 else ",".join(names)
 
 
-_DTYPES = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="DTYPE[,DTYPE...]",
-    instance_from_str=_dtypes,
-    is_instance=lambda value: value is None or isinstance(value, str),
-    str_from_instance=lambda value: [str(value)],
-)
-
-
-def _local(values: list[str]) -> Path:
-    place = parsed_place(values[0])
+def _local(text: str) -> Path:
+    place = parsed_place(text)
     if (path := local_path(place)) is None:
         raise InputError(f"{place}: a folder of this machine is needed here.")
     return path
 
 
-def _local_out(values: list[str]) -> Path:
-    place = parsed_place(values[0])
+def _local_out(text: str) -> Path:
+    place = parsed_place(text)
     if (path := local_path(place)) is None:
         raise InputError(
             f"--out {place}: the metrics and the lock of a run need a folder of this machine. For its checkpoints give "
@@ -106,57 +67,30 @@ def _local_out(values: list[str]) -> Path:
     return path
 
 
-_PLACE = PrimitiveConstructorSpec(
-    nargs=1,
-    metavar="DIR|URL",
-    instance_from_str=lambda values: parsed_place(values[0]),
-    is_instance=lambda value: value is None or isinstance(value, Place),
-    str_from_instance=lambda value: [str(value)],
-)
-
-
-def _path_by(parse: Callable[[list[str]], Path]) -> PrimitiveConstructorSpec[Path]:
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar="DIR",
-        instance_from_str=parse,
-        is_instance=lambda value: value is None or isinstance(value, Path),
-        str_from_instance=lambda value: [str(value)],
-    )
-
-
-def _one_of(*choices: str) -> PrimitiveConstructorSpec[str | None]:
-    return PrimitiveConstructorSpec(
-        nargs=1,
-        metavar=f"{{{','.join(choices)}}}",
-        instance_from_str=lambda values: values[0],
-        is_instance=lambda value: value is None or value in choices,
-        str_from_instance=lambda value: [str(value)],
-        choices=choices,
-    )
+_PLACE = ValueType("DIR|URL", parsed_place)
 
 
 Count = Annotated[int | None, _WHOLE]
 Whole = Annotated[int, _WHOLE]
 Number = Annotated[float, _NUMBER]
 Factor = Annotated[float | None, _NUMBER]
-Text = Annotated[str | None, _TEXT]
+Text = Annotated[str | None, ValueType("TEXT")]
 Where = Annotated[Place, _PLACE]
 MaybeWhere = Annotated[Place | None, _PLACE]
-Local = Annotated[Path, _path_by(_local)]
-LocalOut = Annotated[Path, _path_by(_local_out)]
-Flag = Annotated[bool, FlagCreatePairsOff]
+Local = Annotated[Path, ValueType("DIR", _local)]
+LocalOut = Annotated[Path, ValueType("DIR", _local_out)]
+Flag = bool
 Dtype = Annotated[str | None, _DTYPE]
-Dtypes = Annotated[str | None, _DTYPES]
-Engine = Annotated[str | None, _one_of("jax", "torch")]
-Hops = Annotated[str | None, _one_of(*WAYS, AUTO)]
-Schedule = Annotated[str | None, _one_of(*SCHEDULES)]
+Dtypes = Annotated[str | None, ValueType("DTYPE[,DTYPE...]", _dtypes)]
+Engine = Annotated[str | None, one_of("jax", "torch")]
+Hops = Annotated[str | None, one_of(*WAYS, AUTO)]
+Schedule = Annotated[str | None, one_of(*SCHEDULES)]
 Patterns = Annotated[
-    UseAppendAction[tuple[tuple[str, ...], ...]],
+    Repeated,
     arg(metavar="PATTERN ...", help_behavior_hint="(may be given several times)"),
 ]
-Metric = Annotated[str | None, _one_of(*SAVED_METRICS)]
-Annotations = Annotated[str | None, _one_of("github", "none")]
+Metric = Annotated[str | None, one_of(*SAVED_METRICS)]
+Annotations = Annotated[str | None, one_of("github", "none")]
 Layout = Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: the model's natural one)")]
 
 
@@ -179,7 +113,7 @@ class PlanOptions:
     devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the mesh sizes multiply to)")] = None
     """Number of devices. `train` on CPU simulates as many."""
     set: Annotated[
-        UseAppendAction[tuple[tuple[str, ...], ...]],
+        Repeated,
         arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
     ] = ()
     """Dimensions of the model, as num_layers=2."""
@@ -196,7 +130,9 @@ class PlanOptions:
     remat: Annotated[Text, arg(metavar="POLICY|FILE", help_behavior_hint="(default: full)")] = None
     """What the backward pass recomputes: full layers, all but matrix products (dots), nothing (none); or names of activations to keep,
     as keep=attention.output,mlp.gate or dots,host=residual.stream; some layers only: full@0:16+none."""
-    microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
+    microbatches: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)", former=("--micro-steps",))] = (
+        None
+    )
     """Number of microbatches per step, computed one after the other with their gradients summed. Formerly --micro-steps."""
     loss_chunks: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: 1)")] = None
     """Compute logits and loss for this many chunks of a device's tokens, one after the other: no array has all logits."""
@@ -211,7 +147,7 @@ class PlanOptions:
     optimizer: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: adamw)")] = None
     """The optimizer: adadelta, adagrad, adamax, adamw, lion, rmsprop or sgd; or one of an engine, as optax:lamb or torch:RAdam."""
     optimizer_set: Annotated[
-        UseAppendAction[tuple[tuple[str, ...], ...]],
+        Repeated,
         arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
     ] = ()
     """Constants of the optimizer, as b2=0.99."""
@@ -223,7 +159,7 @@ class PlanOptions:
     """Give each device a slice from both ends of a sharded row, so that causal attention is equal work for all."""
     json: Flag = False
     """Print one JSON object on stdout."""
-    besides: Suppress[Fixed[tuple[Finding, ...]]] = ()
+    besides: Hidden[tuple[Finding, ...]] = ()
     """What the configuration of the model has besides its table: no option, and a part of every plan."""
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
-
-from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ExportOrbaxVerb, ImportDcpVerb, ImportOrbaxVerb
+from shardwright.cli.arguments.declared import Positional, Repeated, arg
+from shardwright.cli.arguments.verbs import subcommand
+from shardwright.cli.typed.folder_verbs import ExportDcpVerb, ExportOrbaxVerb, ImportDcpVerb, ImportOrbaxVerb, NewFolder
 from shardwright.cli.typed.options import (
     Annotations,
     Count,
@@ -35,7 +35,7 @@ class PlanVerb:
     """A model by name, as deepseek3-671b, or a model folder of Hugging Face."""
     layout: Layout = None
     """A preset, or the path of a layout file."""
-    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class CompileVerb:
     hlo: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: not written)")] = None
     """Write the compiled program's text here."""
     xla: Annotated[
-        UseAppendAction[tuple[tuple[str, ...], ...]],
+        Repeated,
         arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
     ] = ()
     """Options of the target's compiler, as xla_tpu_enable_latency_hiding_scheduler=false. XLA_FLAGS and LIBTPU_INIT_ARGS hold too."""
-    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class DiffVerb:
     """After."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
     """A model by name, as deepseek3-test, or a model folder of Hugging Face."""
-    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +87,7 @@ class LockVerb:
     """The file, or a folder for it."""
     compiled: Flag = False
     """Compile the step for its --chips, as `compile` does, and lock the compiled program too."""
-    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +122,10 @@ class TrainVerb:
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
     """A model by name, as deepseek3-test, or a model folder of Hugging Face."""
-    run: OmitArgPrefixes[TrainOptions]
+    run: TrainOptions
     layout: Layout = None
     """A preset, or the path of a layout file."""
-    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,11 +140,11 @@ class CalibrateVerb:
     """A preset, or the path of a layout file."""
     repeats: Annotated[Whole, arg(metavar="N")] = 9
     """How often each is measured."""
-    plan: OmitArgPrefixes[PlanOptions] = field(default_factory=PlanOptions)
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 Settings = Annotated[
-    UseAppendAction[tuple[tuple[str, ...], ...]],
+    Repeated,
     arg(metavar="NAME=VALUE ...", help_behavior_hint="(may be given several times)"),
 ]
 
@@ -175,7 +175,7 @@ class ShowVerb:
     """One step's directory, or a folder of them; or their URL, as s3://bucket/run."""
     layout: Annotated[Text, arg(name="for", metavar="NAME|FILE", help_behavior_hint="(default: none)")] = None
     """A layout. The bytes that its devices read are shown too."""
-    on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
+    on: Annotated[LayoutOptions, arg(name="layout")] = field(default_factory=LayoutOptions)
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -190,7 +190,7 @@ class ReshardVerb:
     """A preset, or the path of a layout file."""
     out: Annotated[Where, arg(metavar="DIR|URL")]
     """Where the checkpoint goes, as a run's --out."""
-    on: OmitArgPrefixes[LayoutOptions] = field(default_factory=LayoutOptions)
+    on: Annotated[LayoutOptions, arg(name="layout")] = field(default_factory=LayoutOptions)
     json: Flag = False
     """Print one JSON object on stdout."""
 
@@ -233,8 +233,8 @@ class ExportWeightsVerb:
 
     directory: Annotated[Positional[Where], arg(metavar="DIR|URL", help_behavior_hint="")]
     """One step's directory, or a folder of them, whose newest step is taken; or their URL."""
-    to: Annotated[Local, arg(metavar="FOLDER")]
-    """The folder to write. It must not exist, or be empty."""
+    out: NewFolder
+    """The folder to write. It must not exist, or be empty. Formerly --to."""
     config: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="(default: the one that was imported)")] = (
         None
     )
@@ -261,7 +261,7 @@ class ExportWeightsVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImportFolderVerb:
+class ImportFolderVerbs:
     """Make a checkpoint of a folder of another program."""
 
     verb: (
@@ -272,7 +272,7 @@ class ImportFolderVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportFolderVerb:
+class ExportFolderVerbs:
     """Write a checkpoint as a folder of another program."""
 
     verb: (
@@ -283,15 +283,15 @@ class ExportFolderVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CkptVerb:
+class CkptVerbs:
     """Show a checkpoint, verify it, write it for another layout, or exchange it with another program."""
 
     verb: (
         Annotated[ShowVerb, subcommand("show")]
         | Annotated[VerifyVerb, subcommand("verify")]
         | Annotated[ReshardVerb, subcommand("reshard")]
-        | Annotated[ImportFolderVerb, subcommand("import")]
-        | Annotated[ExportFolderVerb, subcommand("export")]
+        | Annotated[ImportFolderVerbs, subcommand("import")]
+        | Annotated[ExportFolderVerbs, subcommand("export")]
     )
 
 
@@ -304,5 +304,18 @@ Verb = (
     | Annotated[ExplainVerb, subcommand("explain")]
     | Annotated[TrainVerb, subcommand("train")]
     | Annotated[CalibrateVerb, subcommand("calibrate")]
-    | Annotated[CkptVerb, subcommand("ckpt")]
+    | Annotated[CkptVerbs, subcommand("ckpt")]
 )
+
+CkptVerb = (
+    ShowVerb
+    | VerifyVerb
+    | ReshardVerb
+    | ImportWeightsVerb
+    | ImportDcpVerb
+    | ImportOrbaxVerb
+    | ExportWeightsVerb
+    | ExportDcpVerb
+    | ExportOrbaxVerb
+)
+"""Those of `ckpt` that run."""

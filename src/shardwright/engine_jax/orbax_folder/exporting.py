@@ -48,7 +48,7 @@ def export_folder(directory: Place, to: Path, progress: Progress = unseen) -> di
         except (ShardwrightError, OSError):
             raise
         except Exception as error:
-            raise InputError(f"--to {to}: Orbax could not write it: {str(error).split(' [', 1)[0][:600]}") from error
+            raise InputError(f"--out {to}: Orbax could not write it: {str(error).split(' [', 1)[0][:600]}") from error
         for one in saved.iterdir():
             one.rename(folder / one.name)
         saved.rmdir()
