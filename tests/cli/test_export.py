@@ -74,7 +74,11 @@ def test_no_file_where_rules_cannot_express_the_layout(here, capsys):
     [
         (["fsdp"], "export: a layout is written for a model. Give one: --model mixtral-8x7b."),
         (["fdsp", "--model", "llama3-test"], "no layout is called 'fdsp'. Did you mean 'fsdp'?"),
-        (["fsdp", "--model", "llama3-test", "--out", "no/x.yml"], "--out no/x.yml: cannot be written:"),
+        (["fsdp", "--model", "llama3-test", "--out", "no/x.yml"], "no/x.yml: cannot be written:"),
+        (
+            ["fsdp", "--model", "llama3-test", "--out", "/"],
+            "/: cannot be written: Is a directory. Nothing was changed.",
+        ),
     ],
 )
 def test_what_is_refused(here, capsys, arguments, message):

@@ -244,7 +244,7 @@ def test_hugging_face(here, capsys):
         (("maxtext", "extends.yml"), "extends.yml:1:14: base_config 'base.yml' is neither next to this file nor in a"),
         (
             ("maxtext", "clean.yml", "--model", "llama3-test", "--out", "nowhere/x.yaml"),
-            "--out nowhere/x.yaml: cannot be written: No such file or directory.",
+            "nowhere/x.yaml: cannot be written: the folder nowhere does not exist.",
         ),
         (("torchtitan", "clean.yml"), "clean.yml:1:10: not TOML: "),
         (("torchtitan", "bad.toml", "--out", "x.yaml"), "--out x.yaml: there is no layout to write: "),

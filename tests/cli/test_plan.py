@@ -93,3 +93,13 @@ def test_the_torch_engine_is_planned_for(capsys):
     weight = next(row for row in data["tensors"] if row["name"] == "layers.attention.q")
     # PyTorch stores heads and head_dim as one dim, the outputs first.
     assert (weight["at_rest"], weight["shape"]) == ("heads/fsdp embed", [256, 256])
+
+
+def test_what_was_chosen_is_said_once(capsys):
+    assert main(["plan", "llama3-8b", "--chips", "h100:1x8"]) == 0
+    head = capsys.readouterr().out.partition("\nroles\n")[0]
+    chosen, _, by_default = head.partition("\n  chosen ")[2].partition("\n  by default ")
+    said = chosen.partition("; next ")[0].split() + by_default.split()
+    options = [word for word in said if word.startswith("--")]
+    assert {"--layout", "--mesh", "--batch", "--length"} <= set(options)
+    assert len(options) == len(set(options))

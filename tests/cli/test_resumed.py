@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
-from shardwright.cli.main import _read, main
+from shardwright.cli.arguments.parsing import parse
+from shardwright.cli.arguments.verbs import tree, verb_of
+from shardwright.cli.interop.import_options import Shardwright
+from shardwright.cli.main import main
+from shardwright.cli.typed import written
 from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.cli.typed.written import arguments_of, with_options_of_its_run
 
@@ -54,7 +59,9 @@ OF_ONE_START = (("--stop-after", "1"), ("--resume",), ("--change", "lr"), ("--js
 
 
 def parsed(arguments: list[str]) -> TrainVerb:
-    verb = _read(arguments, as_json=False)
+    root = tree("shardwright", Shardwright)
+    named, number = verb_of(root, arguments)
+    verb = parse(named, root, arguments[number:], number + 1)
     assert isinstance(verb, TrainVerb)
     return verb
 
@@ -68,6 +75,15 @@ def test_a_command_is_typed_again_as_it_was(seed: int) -> None:
     again = ["train", *arguments_of(parsed([*base, *options, *of_one_start])), "--out", "run"]
     assert parsed(again) == parsed([*base, *options])
     assert arguments_of(parsed(again)) == again[1:-2]
+
+
+def test_an_option_takes_the_place_of_the_run_s_by_its_former_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = SimpleNamespace(arguments=["llama3-test", "--steps", "6", "--microbatches", "4"], directory=str(Path.cwd()))
+    monkeypatch.setattr(written, "_start_of", lambda _: start)
+    for resume in (["--resume", "run"], ["--resume=run"]):
+        line = with_options_of_its_run(["train", *resume, "--micro_steps=2"])
+        assert parsed(line).plan.microbatches == 2
+        assert parsed(line).run.steps == 6
 
 
 @pytest.fixture
@@ -133,6 +149,7 @@ def test_a_failure_is_recorded(run: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--resume", ""], "--resume is empty. Give the folder of a run, its --out."),
         (
             ["--resume", "nowhere"],
             "--resume nowhere: there is no such folder. Give the folder of a run, its --out; or a model",

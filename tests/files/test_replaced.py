@@ -106,3 +106,12 @@ def test_places_where_no_file_can_be(tmp_path):
             replace_text(path, "new")
         assert str(caught.value) == f"{path}: cannot be written: {why}"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_pipe_is_never_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(InputError, match=r"pipe: cannot be written: it is a device or a pipe"):
+        replace_text(pipe, "new")
+    assert pipe.is_fifo()
+    assert list(tmp_path.iterdir()) == [pipe]

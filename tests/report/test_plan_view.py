@@ -213,6 +213,13 @@ def test_columns_of_the_environment_give_the_width(monkeypatch):
     assert max(len(line) for line in lines) <= 70
 
 
+@pytest.mark.parametrize("columns", ["0", "1", "20"])
+def test_a_terminal_of_few_columns_gets_every_line_too(columns, monkeypatch):
+    view = plan_view(plan_of("fsdp", "llama3-test"), {})
+    monkeypatch.setenv("COLUMNS", columns)
+    assert to_text(view, io.StringIO()) == to_text(view, io.StringIO(), width=60)
+
+
 def test_axes_of_size_one_shard_nothing_and_are_not_shown():
     colors = AxisColors.of({"data": 1, "fsdp": 2})
     assert colors.left_out == ("data",)

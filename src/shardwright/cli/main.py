@@ -127,6 +127,8 @@ def _read_and_run(arguments: list[str]) -> int:
         write_view(help_view(partial(help_text, verb)), sys.stdout)
         return 0
     if verb is root:
+        if arguments[1:]:
+            raise root.error(f"--version stands alone, and argument 2 is '{arguments[1]}'. Leave it out.")
         from importlib.metadata import version
 
         sys.stdout.write(f"shardwright {version('shardwright')}\n")

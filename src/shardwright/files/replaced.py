@@ -33,6 +33,8 @@ def replace_text(path: str | Path, text: str) -> None:
 def _replace(target: Path, text: str) -> None:
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if target.exists() and not target.is_file():
+        raise ValueError("it is a device or a pipe, and a file takes its place")
     temporary = target.parent / f"{LEFTOVER}{secrets.token_hex(8)}"
     # A file name that is not UTF-8 is in the text as a lone surrogate. This writes it as an escape, which JSON can read.
     data = text.encode("utf-8", "backslashreplace")

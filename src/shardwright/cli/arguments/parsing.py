@@ -50,6 +50,7 @@ class _Reader:
         self.arguments, self.first, self.number = arguments, first, 0
         self.values: dict[tuple[type, str], Any] = {}
         self.places: dict[str, int] = {}
+        self.taken = ""
 
     def read_all(self) -> None:
         positional = [option for option in self.declared.options if option.positional]
@@ -67,9 +68,9 @@ class _Reader:
             option for option in self.declared.options if option.required and self._key(option) not in self.values
         ]
         if missing:
-            raise self._error(
-                f"{_and([option.typed for option in missing])} {'is' if len(missing) == 1 else 'are'} missing."
-            )
+            names = _and([option.typed for option in missing])
+            taken = f" {self.taken} Give {missing[0].name} before it." if missing[0].positional and self.taken else ""
+            raise self._error(f"{names} {'is' if len(missing) == 1 else 'are'} missing.{taken}")
 
     def _read_positional(self, argument: str, positional: list[Option]) -> None:
         if not positional:
@@ -105,6 +106,8 @@ class _Reader:
         texts = [(inline, place)] if equals else self._texts(option, place)
         if option.repeated:
             group = tuple(self._value(option, text, at) for text, at in texts)
+            # What was meant as an argument of the verb may be its last value.
+            self.taken = f"{option.name} took '{group[-1]}'."
             self.values[self._key(option)] = (*self.values.get(self._key(option), ()), group)
         else:
             ((text, at),) = texts
@@ -139,7 +142,7 @@ class _Reader:
 
     def _option(self, name: str, place: int) -> Option:
         """The option of this name, or of this former name."""
-        spelt = "--" + name.lstrip("-").replace("_", "-")
+        spelt = "--" + name.removeprefix("-").removeprefix("-").replace("_", "-")
         options = [option for option in self.declared.options if not option.positional]
         for option in options:
             if name.startswith("--") and spelt in (option.name, *option.former):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from shardwright.cli.interop.import_ import write_atomically
 from shardwright.cli.interop.import_options import ExportVerb
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
@@ -13,6 +12,7 @@ from shardwright.cli.typed.request import typed_request
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.files import replace_text
 
 if TYPE_CHECKING:
     from shardwright.interop.maxtext.export import Export
@@ -40,7 +40,7 @@ def run_export(verb: ExportVerb) -> int:
     found = _torchtitan(plan) if verb.to == "torchtitan" else _maxtext(plan)
     wrong = any(finding.severity == "error" for finding in found.findings)
     if verb.out is not None and not wrong:
-        write_atomically(verb.out, found.text)
+        replace_text(verb.out, found.text)
     if verb.json:
         write_json(found.to_json())
         return 1 if wrong else 0

@@ -17,6 +17,7 @@ from shardwright.cli.typed.values import at_least_one, mesh_sizes, settings
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.layout import Layout
+from shardwright.files import replace_text
 
 
 def run_import(verb: ImportVerb) -> int:
@@ -133,15 +134,4 @@ def _write_layout(path: Path, layout: Layout | None, findings: Iterable[Finding]
     if layout is None:
         why = next((finding.found for finding in findings if finding.severity == "error"), "the file has none")
         raise InputError(f"--out {path}: there is no layout to write: {why}.")
-    write_atomically(path, layout_text(layout))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file by renaming a temporary one: it has the full text, or is unchanged."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise InputError(f"--out {path}: cannot be written: {error.strerror}.") from None
+    replace_text(path, layout_text(layout))

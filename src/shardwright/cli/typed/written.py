@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
+from shardwright.cli.arguments.declared import declaration
 from shardwright.cli.typed.options import PlanOptions, TrainOptions
 from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.core.findings.errors import InputError
@@ -61,13 +62,17 @@ def with_options_of_its_run(arguments: Sequence[str]) -> list[str]:
     Options that are typed besides take the place of the run's. Any other command line is returned as it is. Raises InputError where RUN
     is no folder of a run, or does not say its options.
     """
-    arguments = list(arguments)
+    line = list(arguments)
+    arguments = [part for argument in line for part in _resumed(argument)]
     if arguments[:1] != ["train"] or "--resume" not in arguments or "--out" in map(_name, arguments):
-        return arguments
+        return line
     place = arguments.index("--resume") + 1
     if place == len(arguments) or arguments[place].startswith("--"):
-        return arguments
-    run = Path(arguments.pop(place))
+        return line
+    folder = arguments.pop(place)
+    if not folder:
+        raise InputError("--resume is empty. Give the folder of a run, its --out.")
+    run = Path(folder)
     start = _start_of(run)
     typed = arguments[1:]
     model = [typed.pop(0)] if typed and not typed[0].startswith("--") else start.arguments[:1]
@@ -113,8 +118,16 @@ def _written(option: str, value: Any) -> Iterator[str]:
         yield str(value)
 
 
+def _resumed(argument: str) -> list[str]:
+    """``--resume=RUN`` as two arguments, any other as it is."""
+    option, equals, value = argument.partition("=")
+    return [option, value] if option == "--resume" and equals else [argument]
+
+
 def _name(argument: str) -> str:
-    return argument.partition("=")[0].replace("_", "-")
+    """The option of an argument; by its name, where the argument has a former one."""
+    typed = argument.partition("=")[0].replace("_", "-")
+    return next((option.name for option in declaration(TrainVerb).options if typed in option.former), typed)
 
 
 def _grouped(arguments: Sequence[str]) -> list[list[str]]:

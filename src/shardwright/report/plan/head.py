@@ -30,11 +30,12 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str], width: int) 
         ("movement", Text(_movement(plan))),
         ("groups", _groups(plan, colors)),
     ]
-    lines += [("chosen", Text(_choice(plan, choice))) for choice in plan.choices if choice.what == LAYOUT]
-    if chosen:
-        lines.append(
-            ("by default", Text(" ".join(f"{option} {value}" for option, value in chosen.items()), style="dim"))
-        )
+    choices = [choice for choice in plan.choices if choice.what == LAYOUT]
+    lines += [("chosen", Text(_choice(plan, choice))) for choice in choices]
+    said = {word for choice in choices for word in choice.chosen.split()}
+    defaults = " ".join(f"{option} {value}" for option, value in chosen.items() if not {option, value} <= said)
+    if defaults:
+        lines.append(("by default", Text(defaults, style="dim")))
     return Group(title, labelled(lines, width), Text(""))
 
 

@@ -19,7 +19,8 @@ View = Callable[[int], RenderableType]
 def to_text(view: View, stream: TextIO, width: int | None = None) -> str:
     """The text to write to ``stream``. Piped, or under NO_COLOR, it has no colours; COLUMNS sets a width. Nothing is truncated."""
     console = Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
-    width = max(MIN_WIDTH, console.width)
+    # rich prints nothing at a width of 0.
+    width = console.width = max(MIN_WIDTH, console.width)
     with console.capture() as capture:
         console.print(Text("\n").join(lines_of(view(width), width)), soft_wrap=True)
     return "\n".join(line.rstrip() for line in capture.get().split("\n"))
