@@ -45,9 +45,17 @@ OPTIONS = number_options(TrainVerb)
 
 
 def test_the_options_are_found() -> None:
-    assert {"devices", "batch", "length", "microbatches", "loss_chunks", "expert_buffer", "average"} == set(
-        number_options(PlanOptions)
-    )
+    assert {
+        "devices",
+        "batch",
+        "length",
+        "microbatches",
+        "loss_chunks",
+        "expert_buffer",
+        "average",
+        "tokens",
+        "price",
+    } == set(number_options(PlanOptions))
     assert {"steps", "lr", "seed", "join_timeout", "keep", "clip", *number_options(PlanOptions)} < set(OPTIONS)
 
 
@@ -59,7 +67,8 @@ def test_a_number_is_taken_or_refused(option) -> None:
             number = OPTIONS[option].read(value)
         except ValueError as why:
             refused = str(why)
-            assert refused in (f"'{value}' is not a whole number.", f"'{value}' is not a number."), value
+            kinds = ("a whole number.", "a number.", "a number of tokens, as 300B or 15T.")
+            assert refused in {f"'{value}' is not {kind}" for kind in kinds}, value
             continue
         try:
             started(option, number)

@@ -18,7 +18,7 @@ from shardwright.core.layout.layout import Engine
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.planning import make_plan, resolve
 from shardwright.core.resolution.own_model import table_of
-from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.request import Chip, Request
 from shardwright.cost import read_machine
 from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
@@ -104,6 +104,8 @@ def run_with(**changes: object) -> RunOptions:
     return RunOptions(**{"steps": 10, "out": Path("out"), **changes})  # pyright: ignore[reportArgumentType]
 
 
+CHIP = Chip(name="C", usable_bytes=1 << 40, source="s")
+
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "rows": (
         lambda: request_with(batch=10**9),
@@ -112,6 +114,10 @@ REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "tokens": (
         lambda: request_with(length=10**5000),
         "length is above 10^20, and must be at most 134,217,728. Give shorter rows.",
+    ),
+    "training tokens": (
+        lambda: request_with(training_tokens=10**20, chip=CHIP),
+        "--tokens is above 10^20, and must be at most 1,000,000,000,000,000,000. Give fewer tokens.",
     ),
     "microbatches": (
         lambda: request_with(microbatches=10**12),
@@ -210,7 +216,7 @@ ELSEWHERE = {
 
 
 def test_every_bound_refuses_something() -> None:
-    assert set(BOUNDS) == {name.partition(" ")[0] for name in REFUSED} | ELSEWHERE
+    assert set(BOUNDS) == {name if name in BOUNDS else name.partition(" ")[0] for name in REFUSED} | ELSEWHERE
 
 
 @pytest.mark.parametrize("counted", BOUNDS)

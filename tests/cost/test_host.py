@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.plan.plan import Plan, StepCost
+from shardwright.core.estimate.step_cost import StepCost
+from shardwright.core.plan.plan import Plan
 from tests.cost.plans import priced
 
 GATE = 14336

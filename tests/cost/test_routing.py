@@ -8,14 +8,15 @@ from random import Random
 
 import pytest
 
-from shardwright.core.plan.plan import Plan, StepCost
+from shardwright.core.estimate.step_cost import StepCost
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost import price, read_machine
 from shardwright.cost.steps.elementwise import EAGER_PASSES, elementwise_bytes
 from shardwright.cost.steps.flops import step_flops
 from shardwright.cost.steps.routing import shares_of_one
 from shardwright.models import build
-from shardwright.report.plan.plan_view import plan_view
+from shardwright.report.plan.plan_view import SECTIONS, plan_view
 from shardwright.report.text.terminal import to_text
 from shardwright.report.text.units import pretty_seconds
 from tests.cost.plans import priced, request
@@ -97,10 +98,10 @@ def test_the_view_says_both() -> None:
     plan = priced("mixtral-8x7b", "ep", "h100:1x8", engine="torch", **MIXTRAL)
     step = step_of(plan)
     even, longest = pretty_seconds(step.seconds), pretty_seconds(step.seconds_if_one_device_gets_all or 0.0)
-    text = to_text(plan_view(plan, {}), io.StringIO(), width=200)
+    text = to_text(plan_view(plan, {}, shows=SECTIONS), io.StringIO(), width=200)
     assert f"even routing {even}, if one device gets all {longest}; with even routing computing" in text
     plan = priced("mixtral-8x7b", "ep", "h100:1x8", expert_buffer=1.0, **MIXTRAL)
-    assert "even routing" not in to_text(plan_view(plan, {}), io.StringIO(), width=200)
+    assert "even routing" not in to_text(plan_view(plan, {}, shows=SECTIONS), io.StringIO(), width=200)
 
 
 @pytest.mark.parametrize("chips", ["mi355x:1x8", "h100:1x8", "b200:1x8"])

@@ -30,6 +30,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "stages",
         "resolution",
         "quantization",
+        "estimate",
         "plan",
         "pipeline",
         "checks",

@@ -31,6 +31,8 @@ PLAN = {
     "--optimizer",
     "--optimizer-set",
     "--average",
+    "--tokens",
+    "--price",
     "--precision",
     "--schedule",
     "--stages",
@@ -73,7 +75,7 @@ RUN = {
     "--stall-timeout",
 }
 OPTIONS = {
-    "plan": {"--layout", *PLAN},
+    "plan": {"--layout", "--show", "--full", *PLAN},
     "compile": {"--layout", "--hlo", "--xla", *PLAN},
     "diff": {"--model", *PLAN},
     "lock": {"--layout", "--out", "--compiled", *PLAN},

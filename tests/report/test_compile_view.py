@@ -169,4 +169,5 @@ def test_findings_come_last():
     case = CASES["SW302-missing-sum"]
     plan = plan_of(case)
     text = drawn(plan, case.program(plan))
-    assert text.split("findings: ")[1].startswith("1 error\n\nerror SW302: ")
+    assert "  findings  1 error\n" in text
+    assert text.rpartition("\nfindings\n")[2].startswith("\nerror SW302: ")

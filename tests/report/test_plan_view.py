@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from shardwright import Chip, Plan
-from shardwright.core.plan.plan import StepCost
+from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.planning import make_plan
-from shardwright.report.plan.plan_view import plan_view
+from shardwright.report.plan.plan_view import SECTIONS, SHOWN, plan_view
 from shardwright.report.review.difference_view import difference_view
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import to_text
@@ -40,8 +41,8 @@ def plan_of(preset: str, model: str) -> Plan:
     return make(preset, model)
 
 
-def drawn(plan: Plan, width: int = 100, **options: bool) -> str:
-    return to_text(plan_view(plan, {"--batch": "8"}, **options), io.StringIO(), width=width)
+def drawn(plan: Plan, width: int = 100, shows: Collection[str] = SECTIONS) -> str:
+    return to_text(plan_view(plan, {"--batch": "8"}, shows=shows), io.StringIO(), width=width)
 
 
 @pytest.mark.parametrize(("preset", "model"), CASES)
@@ -68,7 +69,7 @@ def test_every_tensor_is_there_with_its_specs(width):
     assert "-> q_lora heads head_dim " in text
     # The axis of size 1 is named once and left out of the specs.
     assert "Axes of size 1 are left out below: data." in text
-    tables, findings = text.split("findings: ")
+    findings, tables = text.split(" roles ", maxsplit=1)
     assert "batch/data" not in tables
     assert "batch/data" in findings, "a finding has the notation whole"
 
@@ -91,8 +92,11 @@ def test_roles_are_transposed_where_the_components_do_not_fit():
 
 def test_the_head_has_everything_a_plan_depends_on():
     plan = plan_of("ep-as-cp", "deepseek3-test")
-    assert drawn(plan, 120).splitlines()[:9] == [
+    assert drawn(plan, 120).splitlines()[:12] == [
         "deepseek3-test under ep-as-cp",
+        "  memory    25.6 MiB a device; with --chips also whether it fits, and how long a step takes",
+        "  findings  3 info",
+        "",
         "  layout       Outside the experts the expert axis shards the sequence; inside, it shards the experts.",
         "  model        3,620,160 parameters (3.62 M), 4 layers",
         "  mesh         data 1 x fsdp 2 x expert 4 = 8 devices",
@@ -178,10 +182,11 @@ def test_choices_and_times_are_shown_when_there_are_any():
 
 
 def test_before_a_run_the_tables_of_tensors_are_left_out():
-    text = drawn(plan_of("fsdp", "llama3-test"), tensors=False)
+    text = drawn(plan_of("fsdp", "llama3-test"), shows=SHOWN)
     assert "weights, per layer" not in text
     assert "memory of one device" in text
-    assert "findings: " in text
+    assert "\nfindings\n" in text
+    assert text.endswith("Not shown: weights, activations, collectives (--show weights, or --full).\n")
 
 
 def test_piped_there_are_no_colours():
@@ -189,7 +194,7 @@ def test_piped_there_are_no_colours():
 
 
 def test_on_a_terminal_each_axis_has_one_colour_everywhere():
-    view = plan_view(plan_of("ep", "deepseek3-test"), {})
+    view = plan_view(plan_of("ep", "deepseek3-test"), {}, shows=SECTIONS)
     text = to_text(view, Terminal(), width=160)
     assert ANSI.sub("", text).splitlines()[0] == "deepseek3-test under ep"
     # Above, an axis may have the role of another's name.

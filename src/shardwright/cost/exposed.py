@@ -15,10 +15,8 @@ from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.cost.advice import Settle
-from shardwright.cost.hardware.links import map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.stages import with_unit_costs
-from shardwright.cost.steps.step import seconds_of, timed
 from shardwright.cost.wording import seconds_text
 
 FEWER = 2
@@ -35,7 +33,7 @@ def exposed(plan: Plan, machine: Machine, settle: Settle, elsewhere: Sequence[Ca
         severity="warning",
         where=f"a step of {plan.request.table.name} under layout '{plan.request.layout.name}'",
         found=f"{seconds_text(step.exposed_seconds)} of {seconds_text(step.seconds)} are communication that is not hidden, "
-        f"{percent(step.exposed_seconds / step.seconds)}; the longest: {_longest(plan, machine)}",
+        f"{percent(step.exposed_seconds / step.seconds)}; the longest: {_longest(plan)}",
         needed=f"at most {percent(EXPOSED_WARNING_SHARE.value)} of a step",
     )
     yield settle(
@@ -43,14 +41,12 @@ def exposed(plan: Plan, machine: Machine, settle: Settle, elsewhere: Sequence[Ca
     )
 
 
-def _longest(plan: Plan, machine: Machine) -> str:
-    times = timed(plan, map_mesh(plan.mesh, machine)).times
-    totals: dict[tuple[str, tuple[str, ...], str], float] = {}
-    for one, time in zip(plan.collectives, times, strict=True):
-        where = one.kind, one.axes, one.component
-        totals[where] = totals.get(where, 0.0) + (seconds_of(one, time) or 0.0)
-    (kind, axes, component), seconds = max(totals.items(), key=lambda item: item[1])
-    return f"{kind} over {every(axes)} in '{component}', {seconds_text(seconds)} a step"
+def _longest(plan: Plan) -> str:
+    assert plan.answer is not None
+    assert plan.answer.speed is not None
+    waiting = plan.answer.speed.waiting
+    assert waiting is not None
+    return f"{waiting.kind} over {every(waiting.axes)} in '{waiting.component}', {seconds_text(waiting.seconds)} a step"
 
 
 def _changes(plan: Plan, elsewhere: Sequence[Candidate]) -> Iterator[Candidate]:

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from shardwright.core.checks.edits import option
+from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import bytes_text
-from shardwright.core.plan.plan import Plan, StepCost
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.policies.policy import INPUT, Policy, read_policy
 from shardwright.cost.hardware.links import MeshMapping

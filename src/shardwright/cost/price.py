@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.findings.draft import Candidate
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.layout.auto import HOPS, AutoChoice
 from shardwright.core.pipeline.derived import collectives_of
-from shardwright.core.plan.plan import Plan, StepCost
+from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.advice import advised, lacks_rows, price_of, settling, with_choices
@@ -19,6 +20,7 @@ from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.stages import with_unit_costs
+from shardwright.cost.steps.answer import answer_of
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
 from shardwright.cost.steps.routing import EVEN, shares_of_one
 from shardwright.cost.steps.step import seconds_of, timed
@@ -47,6 +49,7 @@ def price(plan: Plan, machine: Machine, elsewhere: Sequence[Candidate] = ()) -> 
     step = _with_one_that_gets_all(plan, mapping, step)
     before = price_of(plan, mapping)
     plan = replace(plan, findings=advised(plan, machine, before, elsewhere), step=step)
+    plan = replace(plan, answer=answer_of(plan, mapping, used.times))
     settle = settling(plan, machine, before)
     return replace(
         plan,

@@ -147,6 +147,8 @@ class Difference:
     bytes_per_step: tuple[int, int]
     memory: Mapping[str, tuple[int, int]]
     compiled: CompiledDifference | None = None
+    answers: tuple[Row | None, Row | None] = (None, None)
+    """The answer of each side, in the form of ``Answer.to_json``; None without chips."""
     fields: tuple[FieldChange, ...] = ()
     """All other fields that differ."""
     requested: tuple[FieldChange, ...] = ()
@@ -183,6 +185,7 @@ class Difference:
             "collectives": [change.to_json() for change in self.collectives],
             "bytes_per_step": _pair(self.bytes_per_step),
             "memory": {part: _pair(sizes) for part, sizes in self.memory.items()},
+            "answer": _pair(self.answers),
             **({} if self.compiled is None else {"compiled": self.compiled.to_json()}),
             "fields": [change.to_json() for change in self.fields],
             "said": [change.to_json() for change in self.requested],
@@ -210,6 +213,7 @@ def difference(before: Row, after: Row) -> Difference:
         bytes_per_step=(_total(first), _total(second)),
         memory=_memory(before["memory"], after["memory"]),
         compiled=compiled,
+        answers=(before.get("answer"), after.get("answer")),
         fields=fields,
         requested=requested,
     )

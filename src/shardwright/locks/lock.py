@@ -1,8 +1,9 @@
 """A lock: a request and its plan, in a file that is committed.
 
 It holds everything that is needed to plan again, and what is compared then: every tensor, every collective, memory,
-and, where a target was compiled, the compiled program. It holds no times and no findings: they follow from numbers of
-the hardware and from thresholds, which may be corrected without any change of placement.
+and, where a target was compiled, the compiled program. With chips it also holds the plan's answer (``core/estimate/answer.py``), so that a review shows
+what a change costs; that is not compared, and neither times of collectives nor findings are held: they follow from numbers of the hardware
+and from thresholds, which may be corrected without any change of placement.
 
 The text has one line for each tensor, collective, axis and option, in a fixed order, and the specs of tensors leave out
 axes of size 1. So `git diff` of two locks lists what moved.
@@ -57,6 +58,11 @@ HELD = ("model", "layout", "mesh", "links", "engine", "batch", "length", "dtype"
 HELD_IF_SET = ("optimizer", "master_dtype", "gradients_dtype", "average", "loss_chunks", "precision", "pipeline")
 """Those of its fields that a plan has only where they are not the default."""
 
+ANSWER = "answer"
+"""The plan's answer, to ``ANSWER_DIGITS``: not compared."""
+
+ANSWER_DIGITS = 4
+
 ONE_A_LINE = (
     ("request",),
     ("declaration",),
@@ -92,7 +98,7 @@ class Lock:
     def to_json(self) -> dict[str, Any]:
         return {
             MARK: FORMAT,
-            **{key: self.plan[key] for key in (*HELD, *HELD_IF_SET) if key in self.plan},
+            **{key: self.plan[key] for key in (*HELD, *HELD_IF_SET, ANSWER) if key in self.plan},
             "request": self.request.to_json(),
             "declaration": dict(self.declared),
             "choices": list(self.plan.get("choices", ())),
@@ -117,6 +123,7 @@ def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[
         plan={
             **{key: rows[key] for key in (*HELD, *(key for key in HELD_IF_SET if key in rows))},
             **({"pipeline": {name: rows["pipeline"][name] for name in DECIDED}} if "pipeline" in rows else {}),
+            **({} if rows["answer"] is None else {"answer": _rounded(rows["answer"])}),
             "choices": [{"what": row["what"], "chosen": row["chosen"]} for row in rows["choices"]],
             "tensors": [_locked_tensor(row, rows["mesh"]) for row in rows["tensors"]],
             "collectives": [_locked_collective(row, rows["mesh"]) for row in rows["collectives"]],
@@ -172,7 +179,7 @@ def read_lock(value: object, source: str) -> Lock:
                 f"with this one's `shardwright lock`, or check it with the shardwright that wrote it."
             )
         for name in found:
-            if name not in (*NOT_OF_THE_PLAN, *HELD, *HELD_IF_SET, *LISTS):
+            if name not in (*NOT_OF_THE_PLAN, *HELD, *HELD_IF_SET, ANSWER, *LISTS):
                 raise NotSavedError(f"it has '{name}', which no lock holds")
         compiled = found.get("compiled")
         plan = check_plan({key: found[key] for key in found if key not in NOT_OF_THE_PLAN}, findings=False)
@@ -264,6 +271,13 @@ def _only_held(rows: Iterable[Mapping[str, Any]], key: str, names: Container[str
         for name in row:
             if name not in names:
                 raise NotSavedError(f"'{key}' {number}{of} has '{name}', which no lock holds")
+
+
+def _rounded(value: Any) -> Any:
+    """A JSON value whose fractions have ``ANSWER_DIGITS``: a change of less is none that a review must see."""
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return float(f"{value:.{ANSWER_DIGITS}g}") if isinstance(value, float) else value
 
 
 def _locked_tensor(row: Mapping[str, Any], mesh: Mapping[str, int]) -> dict[str, Any]:

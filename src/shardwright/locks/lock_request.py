@@ -58,6 +58,8 @@ REQUEST: Fields = {
     "optimizer_set": maybe(object_of(TEXT)),
     "loss_chunks": maybe(WHOLE),
     "average": or_null(NUMBER),
+    "tokens": maybe(WHOLE),
+    "price": maybe(NUMBER),
     "master_dtype": maybe(TEXT),
     "gradients_dtype": maybe(TEXT),
     "precision": maybe(TEXT),
@@ -99,6 +101,8 @@ class LockRequest:
     optimizer_settings: Mapping[str, str] = field(default_factory=dict)
     loss_chunks: int = 1
     average: float | None = None
+    tokens: int | None = None
+    price: float | None = None
     master_dtype: str | None = None
     gradients_dtype: str | None = None
     precision: str | None = None
@@ -136,7 +140,16 @@ class LockRequest:
             **({} if self.average is None else {"average": self.average}),
             **{
                 name: value
-                for name in ("master_dtype", "gradients_dtype", "precision", "schedule", "stages", "hops")
+                for name in (
+                    "master_dtype",
+                    "gradients_dtype",
+                    "precision",
+                    "schedule",
+                    "stages",
+                    "hops",
+                    "tokens",
+                    "price",
+                )
                 if (value := getattr(self, name)) is not None
             },
             "by_default": list(self.by_default),
@@ -176,6 +189,8 @@ class LockRequest:
             optimizer_settings=found.get("optimizer_set", {}),
             loss_chunks=found.get("loss_chunks", 1),
             average=found.get("average"),
+            tokens=found.get("tokens"),
+            price=found.get("price"),
             master_dtype=found.get("master_dtype"),
             gradients_dtype=found.get("gradients_dtype"),
             precision=found.get("precision"),

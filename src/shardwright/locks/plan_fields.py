@@ -18,6 +18,7 @@ REPORTED_IN_FULL = ("mesh", "memory")
 NOT_COMPARED: Mapping[str, str] = {
     "layout": "a name",
     "findings": "they follow from thresholds, which may be corrected; the number of errors is reported",
+    "answer": "times follow from numbers of the hardware; the answers of both sides are shown",
     "step": "times follow from numbers of the hardware",
     "collectives.seconds": "times follow from numbers of the hardware",
     "choices.costs": "the costs by which `auto` chose",

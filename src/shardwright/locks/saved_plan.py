@@ -96,7 +96,31 @@ PLAN: Fields = {
     "num_parameters": maybe(WHOLE),
     "groups": maybe(object_of(TEXTS)),
     "roles": maybe(object_of(object_of(TEXT))),
+    "answer": or_null(OBJECT),
     "step": or_null(OBJECT),
+}
+ANSWER: Fields = {
+    "fits": or_null(FLAG),
+    "needed_bytes": needed(WHOLE),
+    "usable_bytes": or_null(WHOLE),
+    "step_s": maybe(NUMBER),
+    "low_step_s": or_null(NUMBER),
+    "high_step_s": or_null(NUMBER),
+    "tokens_per_s": maybe(NUMBER),
+    "tokens_per_s_per_device": maybe(NUMBER),
+    "model_tflops_per_s_per_device": maybe(NUMBER),
+    "hardware_tflops_per_s_per_device": or_null(NUMBER),
+    "mfu": or_null(NUMBER),
+    "exposed_share": maybe(NUMBER),
+    "waiting": or_null(OBJECT),
+    "training": maybe(OBJECT),
+}
+TRAINING: Fields = {
+    "tokens": needed(WHOLE),
+    "days": needed(NUMBER),
+    "device_hours": needed(NUMBER),
+    "price": maybe(NUMBER),
+    "cost": maybe(NUMBER),
 }
 PRECISION: Fields = {"recipe": needed(TEXT), "options": maybe(OBJECT), "free": maybe(FLAG)}
 PIPELINE: Fields = {
@@ -189,6 +213,10 @@ def check_plan(plan: object, *, findings: bool = True) -> Mapping[str, Any]:
         _check_precision(found["precision"])
     if "pipeline" in found:
         check_fields("'pipeline'", found["pipeline"], PIPELINE)
+    if found.get("answer") is not None:
+        answer = check_fields("'answer'", found["answer"], ANSWER)
+        if "training" in answer:
+            check_fields("'training' of 'answer'", answer["training"], TRAINING)
     if findings:
         check_rows(found, "findings", FINDING)
     return found

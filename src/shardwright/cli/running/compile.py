@@ -85,7 +85,7 @@ def _refused(verb: CompileVerb, typed: TypedRequest, plan: Plan, findings: Seque
         from shardwright.report.plan.findings_view import findings_list
         from shardwright.report.plan.plan_view import plan_view
 
-        write_view(plan_view(plan, typed.chosen, tensors=False), sys.stdout)
+        write_view(plan_view(plan, typed.chosen), sys.stdout)
         write_view(lambda width: findings_list(findings, width), sys.stdout)
     return 1
 

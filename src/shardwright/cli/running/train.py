@@ -74,7 +74,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
         from shardwright.report.plan.plan_view import plan_view
         from shardwright.report.text.terminal import to_text
 
-        view = plan_view(plan, {**typed.chosen, **sized, **defaults}, tensors=False)
+        view = plan_view(plan, {**typed.chosen, **sized, **defaults})
         head = to_text(view, io.StringIO(), LOG_WIDTH)
         write_view(view, sys.stdout)
         sys.stdout.write("\n" if note is None else f"\n{note}\n")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -70,7 +72,23 @@ def _local_out(text: str) -> Path:
 _PLACE = ValueType("DIR|URL", parsed_place)
 
 
+SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+"""Of a number of tokens."""
+
+
+def _tokens(text: str) -> int:
+    match = re.fullmatch(r"([0-9]{1,19})(?:\.([0-9]{1,12}))?([KMBT]?)", text.upper())
+    tokens = None if match is None else Fraction(f"{match[1]}.{match[2] or 0}") * SUFFIXES[match[3]]
+    if tokens is None or tokens.denominator != 1:
+        raise ValueError(f"'{text}' is not a number of tokens, as 300B or 15T.")
+    return int(tokens)
+
+
+_TOKENS = ValueType("N", _tokens)
+
+
 Count = Annotated[int | None, _WHOLE]
+Tokens = Annotated[int | None, _TOKENS]
 Whole = Annotated[int, _WHOLE]
 Number = Annotated[float, _NUMBER]
 Factor = Annotated[float | None, _NUMBER]
@@ -155,6 +173,10 @@ class PlanOptions:
     """Keep the exponential average of the weights too, of which a step leaves this share, as 0.999."""
     precision: Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: nothing is quantized)")] = None
     """The recipe of low precision: fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, nvfp4, or the path of a file."""
+    tokens: Annotated[Tokens, arg(metavar="N", help_behavior_hint="(default: not said)")] = None
+    """Tokens of the entire training, as 15T: with --chips the plan says its days and device-hours."""
+    price: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: not said)")] = None
+    """The price of a device for an hour: the plan says what --tokens cost."""
     load_balance: Flag = False
     """Give each device a slice from both ends of a sharded row, so that causal attention is equal work for all."""
     json: Flag = False

@@ -98,6 +98,8 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         stages=options.stages,
         hops=options.hops or AUTO,
         chip=None if machine is None else machine.chip,
+        training_tokens=options.tokens,
+        device_hour_price=options.price,
         besides=options.besides,
     )
     return TypedRequest(request=request, chosen=chosen, machine=machine)

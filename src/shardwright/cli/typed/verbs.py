@@ -29,12 +29,16 @@ from shardwright.cli.typed.options import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanVerb:
-    """Show the placement of every tensor under a layout, the collectives and memory of a step, its cost, and findings."""
+    """Answer whether a model fits under a layout and how long a step takes, with findings; and show every placement and collective."""
 
     model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
     """A model by name, as deepseek3-671b, or a model folder of Hugging Face."""
     layout: Layout = None
     """A preset, or the path of a layout file."""
+    show: Annotated[Text, arg(metavar="SECTION,...", help_behavior_hint="(default: roles,stages,memory)")] = None
+    """The sections to show, of roles, weights, activations, collectives, stages, memory, step and choices."""
+    full: Flag = False
+    """Show every section."""
     plan: PlanOptions = field(default_factory=PlanOptions)
 
 

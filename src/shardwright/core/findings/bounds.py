@@ -33,6 +33,7 @@ BOUNDS: Mapping[str, Bound] = {
     "tokens": Bound(most=1 << 27, fix="Give shorter rows."),
     "microbatches": Bound(most=1 << 24, fix="Give fewer microbatches."),
     "chunks": Bound(most=1 << 24, fix="Give fewer chunks."),
+    "training tokens": Bound(most=10**18, fix="Give fewer tokens."),
     "layers": Bound(most=1 << 14, fix="Give fewer layers."),
     "elements": Bound(most=1 << 32, fix="Give a smaller dim."),
     # An optimizer counts its steps in 32 bits.

@@ -65,7 +65,7 @@ class Request:
     ``stages``: the units of each stage (``core/stages/notation.py``); None: shared out by their work. ``unit_costs``: of every unit on the
     chips, by which they are shared out then; None: by their flops. ``hops``: the way of collectives over an entire TPU slice
     (``core/mesh/hops.py``). ``loss_chunks``: the tokens of a device's microbatch have their logits
-    and their loss in this many chunks, one after the other. ``besides``: findings about the file that the table was read from.
+    and their loss in this many chunks, one after the other. ``training_tokens``: of all steps of the training, for its days and, with ``device_hour_price``, its cost. ``besides``: findings about the file that the table was read from.
 
     Raises InputError for a count below 1, for a number above its bound (``core/findings/bounds.py``), and for an unknown
     word or pattern. Mesh sizes below 1, and mesh sizes whose product is too many devices, are findings.
@@ -96,6 +96,8 @@ class Request:
     unit_costs: tuple[UnitCost, ...] | None = None
     hops: str = AUTO
     chip: Chip | None = None
+    training_tokens: int | None = None
+    device_hour_price: float | None = None
     besides: tuple[Finding, ...] = ()
 
     def __post_init__(self) -> None:
@@ -112,6 +114,7 @@ class Request:
             if not is_integer(size):
                 raise InputError(f"the size of mesh axis '{axis}' is {shown_number(size)}, and must be a whole number.")
             within(f"the size of mesh axis '{axis}'", size, "devices")
+        self._training_has_a_size()
         buffer = self.expert_buffer
         if buffer is not None and (not is_number(buffer) or not 0 < buffer < inf):
             raise InputError(f"expert_buffer is {buffer!r}, and must be a finite number above 0.")
@@ -149,6 +152,21 @@ class Request:
                 raise InputError(f"{name} is {word!r}, and must be one of {', '.join(known)}.")
         self._dtypes_are_wide_enough()
         self._moments_have_dtypes()
+
+    def _training_has_a_size(self) -> None:
+        """Raises InputError for a number of tokens or a price that is none, and for a price of no training."""
+        tokens, price = self.training_tokens, self.device_hour_price
+        if tokens is not None:
+            if not is_integer(tokens) or tokens < 1:
+                raise InputError(f"--tokens is {shown_number(tokens)}, and must be a whole number of at least 1.")
+            within("--tokens", tokens, "training tokens")
+        if price is not None:
+            if not is_number(price) or not 0 < price < inf:
+                raise InputError(f"--price is {price!r}, and must be a finite number above 0.")
+            if tokens is None:
+                raise InputError("--price is that of a device for an hour of a training, so it needs --tokens, as 15T.")
+        if tokens is not None and self.chip is None:
+            raise InputError("--tokens needs --chips of a kind whose speed is known: without them a step has no time.")
 
     @property
     def moments_dtypes(self) -> tuple[str, ...]:

@@ -8,4 +8,5 @@ elementwise.py  bytes of what lies between products: norms, rotary embeddings, a
 precision.py    seconds of all that is computed, under a recipe too, and bytes of quantization
 step.py         the time of a step: compute and exposed communication
 pipeline.py     the time of a step in stages, by their timetable
+answer.py       whether a plan fits, its speed, what the step waits for, and the training's days
 """

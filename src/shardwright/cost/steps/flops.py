@@ -25,10 +25,14 @@ from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan
 from shardwright.core.policies.repeated import share_again, share_made_again
 from shardwright.core.recipes.recipe import Product
+from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import operand_spec
+from shardwright.core.stages.units import total, units_of
 
 Work = Mapping[tuple[str, Phase], float]
 """Flops of one device in a step, by component and phase."""
+
+TERA = 1e12
 
 KEYS_OF_A_LATENT = {"kv_lora", "heads"}
 
@@ -49,6 +53,13 @@ def step_flops(plan: Plan) -> Work:
     for one in step_products(plan):
         work[one.component, one.phase] = work.get((one.component, one.phase), 0.0) + one.flops
     return work
+
+
+def model_flops(request: Request) -> float:
+    """Flops of a step on all devices in the forward pass and the backward pass, without what is recomputed: the convention of PaLM
+    (arXiv:2204.02311, appendix B), by which MFU is counted."""
+    units = units_of(request.table, request.length, recomputed=False)
+    return total(units) * request.batch * request.length
 
 
 def step_products(plan: Plan) -> Iterator[CountedProduct]:

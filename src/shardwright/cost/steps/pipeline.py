@@ -18,8 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.pipeline.derived import gathering_in, gathering_of_ends, share_of_microbatch
-from shardwright.core.plan.plan import Phase, Plan, StepCost
+from shardwright.core.plan.plan import Phase, Plan
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.gathering import Gathering
 from shardwright.core.stages.planned import Pipeline

@@ -23,7 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from shardwright.core.plan.plan import Constant, Phase, Plan, PlannedCollective, StepCost
+from shardwright.core.estimate.step_cost import Constant, StepCost
+from shardwright.core.plan.plan import Phase, Plan, PlannedCollective
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, Time, time_of_planned

@@ -15,8 +15,9 @@ from shardwright.core.plan.plan import Plan
 from shardwright.report.compile.agreement_view import agreement_table
 from shardwright.report.compile.compiled_memory_view import compiled_memory_table, ranks_table, temporaries_table
 from shardwright.report.compile.exposure_view import exposure_table
-from shardwright.report.plan.findings_view import counted, findings_list
-from shardwright.report.plan.head import head
+from shardwright.report.plan.answer_view import answer_view
+from shardwright.report.plan.findings_view import findings_list
+from shardwright.report.plan.head import head, title
 from shardwright.report.text.columns import section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
@@ -35,6 +36,9 @@ def compile_view(
     def view(width: int) -> RenderableType:
         colors = AxisColors.of(plan.mesh.shape)
         parts = [
+            title(plan),
+            answer_view(plan, findings, width),
+            Text(""),
             head(plan, colors, chosen, width),
             _compiled(program),
             section("memory of one device", compiled_memory_table(plan, program, width)),
@@ -50,8 +54,7 @@ def compile_view(
             )
         if program.memory.largest:
             parts.append(section("largest temporaries of one device", temporaries_table(program, width)))
-        title = Text.assemble(("findings", "bold"), f": {counted(findings)}")
-        return Group(*parts, title, *([Text(""), findings_list(findings, width)] if findings else []))
+        return Group(*parts, *([Text("findings\n", style="bold"), findings_list(findings, width)] if findings else []))
 
     return view
 

@@ -1,6 +1,7 @@
 """The view of a plan.
 
-plan_view.py         its sections, in order
+plan_view.py         its parts, in order
+answer_view.py       whether it fits, how long a step takes, what the training costs
 head.py              model, layout, mesh, batch, groups
 roles_view.py        the role of every axis in every component
 tensor_tables.py     weights and activations

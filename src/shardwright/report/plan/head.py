@@ -1,4 +1,4 @@
-"""The head of a plan: model, layout, mesh, batch, computation, groups, and the defaults that were used."""
+"""What a plan is of: model, layout, mesh, batch, computation, groups, and the defaults that were used."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.units import pretty_bytes, pretty_count, pretty_seconds, several
 
 
+def title(plan: Plan) -> Text:
+    """What is planned, in a line."""
+    return Text.assemble((plan.request.table.name, "bold"), " under ", (plan.request.layout.name, "bold"))
+
+
 def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str], width: int) -> RenderableType:
     """``chosen``: the defaults that were used, by option."""
     request = plan.request
-    title = Text.assemble((request.table.name, "bold"), " under ", (request.layout.name, "bold"))
     lines: list[tuple[str, Text]] = [
         ("layout", Text(request.layout.about)),
         ("model", Text(_model(plan))),
@@ -36,7 +40,7 @@ def head(plan: Plan, colors: AxisColors, chosen: Mapping[str, str], width: int) 
     defaults = " ".join(f"{option} {value}" for option, value in chosen.items() if not {option, value} <= said)
     if defaults:
         lines.append(("by default", Text(defaults, style="dim")))
-    return Group(title, labelled(lines, width), Text(""))
+    return Group(labelled(lines, width), Text(""))
 
 
 def _choice(plan: Plan, choice: AutoChoice) -> str:

@@ -1,18 +1,19 @@
-"""The view of a plan: its sections in order, with the findings last, next to the prompt."""
+"""The view of a plan: the answer first, then what was planned, the findings, and its sections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shardwright.core.layout.auto import LAYOUT
 from shardwright.core.plan.plan import Plan
+from shardwright.report.plan.answer_view import answer_view
 from shardwright.report.plan.choices_view import choices_table
 from shardwright.report.plan.collectives_view import collectives_table
-from shardwright.report.plan.findings_view import counted, findings_list
-from shardwright.report.plan.head import head
+from shardwright.report.plan.findings_view import findings_list
+from shardwright.report.plan.head import head, title
 from shardwright.report.plan.memory_view import memory_table
 from shardwright.report.plan.pipeline_view import pipeline_table
 from shardwright.report.plan.roles_view import roles_table
@@ -22,32 +23,71 @@ from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 
+SECTIONS = ("roles", "weights", "activations", "collectives", "stages", "memory", "step", "choices")
+"""The sections of a plan, in the order in which they are shown."""
 
-def plan_view(plan: Plan, chosen: Mapping[str, str], *, tensors: bool = True) -> View:
-    """Draws a plan. ``tensors`` False leaves out the tables of tensors and collectives, as before a run."""
+OF_TENSORS = {"weights", "activations", "collectives"}
+"""Those with specs or axes of tensors."""
+
+SHOWN = ("roles", "stages", "memory")
+"""Those that are shown where nothing else is asked for."""
+
+
+def plan_view(plan: Plan, chosen: Mapping[str, str], *, shows: Collection[str] = SHOWN) -> View:
+    """Draws a plan: the answer, what is planned, the findings, then the sections in ``shows``. ``chosen``: the defaults that were used, by option."""
 
     def view(width: int) -> RenderableType:
         colors = AxisColors.of(plan.mesh.shape)
-        parts = [head(plan, colors, chosen, width), section("roles", roles_table(plan, colors, width))]
-        if tensors:
-            if colors.left_out:
+        parts = [title(plan), answer_view(plan, plan.findings, width), Text(""), head(plan, colors, chosen, width)]
+        if plan.findings:
+            parts += [Text("findings\n", style="bold"), findings_list(plan.findings, width), Text("")]
+        shown = [name for name in _sections_of(plan) if name in shows]
+        for name in shown:
+            if colors.left_out and name in OF_TENSORS and OF_TENSORS.isdisjoint(shown[: shown.index(name)]):
                 parts.append(Text(f"Axes of size 1 are left out below: {', '.join(colors.left_out)}.\n", style="dim"))
-            parts += [
-                section("weights, per layer and device", weights_table(plan, colors, width)),
-                section("activations, per layer and device", activations_table(plan, colors, width), *_integers(plan)),
-                section(f"collectives of one step, per device{_slowest(plan)}", collectives_table(plan, colors, width)),
-            ]
-        if plan.pipeline is not None:
-            parts.append(section("stages of the pipeline", pipeline_table(plan.pipeline, width)))
-        parts.append(section(f"memory of one device{_of_rank(plan)}", memory_table(plan, width)))
-        if plan.step is not None:
-            parts.append(section("one step, estimated", paragraph(_step(plan)), *map(paragraph, _sources(plan))))
-        if any(choice.what != LAYOUT for choice in plan.choices):
-            parts.append(section("chosen by cost", choices_table(plan.choices, width)))
-        title = Text.assemble(("findings", "bold"), f": {counted(plan.findings)}")
-        return Group(*parts, title, *([Text(""), findings_list(plan.findings, width)] if plan.findings else []))
+            parts.append(_section(name, plan, colors, width))
+        left_out = [name for name in _sections_of(plan) if name not in shows]
+        more = (
+            []
+            if not left_out
+            else [Text(f"Not shown: {', '.join(left_out)} (--show {left_out[0]}, or --full).", style="dim")]
+        )
+        return Group(*parts, *more)
 
     return view
+
+
+def _sections_of(plan: Plan) -> Sequence[str]:
+    """The sections that this plan has."""
+    lacks = {
+        "stages": plan.pipeline is None,
+        "step": plan.step is None,
+        "choices": all(choice.what == LAYOUT for choice in plan.choices),
+    }
+    return [name for name in SECTIONS if not lacks.get(name, False)]
+
+
+def _section(name: str, plan: Plan, colors: AxisColors, width: int) -> RenderableType:
+    match name:
+        case "roles":
+            return section("roles", roles_table(plan, colors, width))
+        case "weights":
+            return section("weights, per layer and device", weights_table(plan, colors, width))
+        case "activations":
+            table = activations_table(plan, colors, width)
+            return section("activations, per layer and device", table, *_integers(plan))
+        case "collectives":
+            title = f"collectives of one step, per device{_slowest(plan)}"
+            return section(title, collectives_table(plan, colors, width))
+        case "stages":
+            assert plan.pipeline is not None
+            return section("stages of the pipeline", pipeline_table(plan.pipeline, width))
+        case "memory":
+            return section(f"memory of one device{_of_rank(plan)}", memory_table(plan, width))
+        case "step":
+            return section("one step, estimated", paragraph(_step(plan)), *map(paragraph, _sources(plan)))
+        case _:
+            return section("chosen by cost", choices_table(plan.choices, width))
 
 
 def _of_rank(plan: Plan) -> str:

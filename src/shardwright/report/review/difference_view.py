@@ -9,6 +9,7 @@ from rich.text import Text
 
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.locks.difference import CollectiveChange, CompiledDifference, Difference, Side, TensorChange
+from shardwright.report.review.answers_view import answers_section
 from shardwright.report.text.columns import Column, RowGroup, aligned, section
 from shardwright.report.text.notation_text import AxisColors
 from shardwright.report.text.terminal import View
@@ -28,6 +29,8 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> V
         before = AxisColors.of(found.before.mesh)
         colors = AxisColors.of({**dict.fromkeys(before.styles, 2), **found.before.mesh, **_larger(found)})
         parts = [_head(found, names, colors)]
+        if any(found.answers):
+            parts.append(answers_section(found.answers, names, width))
         number = len(found.tensors) + found.num_unchanged
         if not found.moved:
             parts.append(Text(f"Nothing moves: {number} tensors and all collectives are the same."))

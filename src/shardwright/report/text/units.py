@@ -32,6 +32,18 @@ def pretty_count(number: int) -> str:
     return str(number) if unit == 0 else f"{_digits(value)}{DECIMAL[unit]}"
 
 
+def short_count(number: int) -> str:
+    """A count with a decimal unit and no more digits than it has.
+
+    >>> [short_count(n) for n in (999, 15 * 10**12, 1_500_000_000, 20_123)]
+    ['999', '15T', '1.5B', '20.12K']
+    """
+    value, unit = float(number), 0
+    while value >= 1000 and unit + 1 < len(DECIMAL):
+        value, unit = value / 1000, unit + 1
+    return f"{value:.4g}{DECIMAL[unit].strip()}"
+
+
 def pretty_seconds(seconds: float) -> str:
     """
     >>> [pretty_seconds(s) for s in (0.0000123, 0.0451, 12.3)]

@@ -5,17 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardwright.core.plan.plan import Plan
-from shardwright.core.stages.units import total, units_of
 from shardwright.cost.hardware.device_names import chip_called, chip_of_device
-
-TERA = 1e12
+from shardwright.cost.steps.flops import TERA, model_flops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """``model_flops``: of a step on all devices, in the forward pass and the backward pass, without what is recomputed (PaLM,
-    arXiv:2204.02311, appendix B). ``peak_flops_per_s``: of dense products of bfloat16 on one device; None where the chip is not known.
-    """
+    """``model_flops``: of a step on all devices (``cost/steps/flops.py``). ``peak_flops_per_s``: of dense products of bfloat16 on one device; None where the chip is not known."""
 
     devices: int
     model_flops: float
@@ -38,9 +34,8 @@ def rates_of(plan: Plan, device_name: str) -> Rates:
     """The rates of a plan's steps, on the chips of its request or else on devices of this name."""
     request = plan.request
     chip = chip_of_device(device_name) if request.chip is None else chip_called(request.chip.name)
-    units = units_of(request.table, request.length, recomputed=False)
     return Rates(
         devices=plan.mesh.num_devices,
-        model_flops=total(units) * request.batch * request.length,
+        model_flops=model_flops(request),
         peak_flops_per_s=None if chip is None else chip.read("bf16_flops_per_s"),
     )
