@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from shardwright.cli.main import main
 from shardwright.core.findings.errors import InputError
 from shardwright.cost import read_machine
+from shardwright.cost.hardware.written import kind_and_shape
 
 FORM = (
     "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8. "
@@ -92,3 +96,31 @@ def test_a_shape_that_a_chip_does_not_have(text, message):
     with pytest.raises(InputError) as refused:
         read_machine(text)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("cores", "shape"),
+    [(8, "2x2x1"), (16, "2x2x2"), (64, "2x4x4"), (128, "4x4x4"), (256, "4x4x8"), (512, "4x8x8"), (1024, "8x8x8"), (2048, "8x8x16"),
+     (4096, "8x16x16"), (8192, "16x16x16"), (12288, "16x16x24")],
+)  # fmt: skip
+def test_names_of_cloud_tpu_have_their_shapes(cores: int, shape: str) -> None:
+    """The table of docs.cloud.google.com/tpu/docs/v5p."""
+    assert kind_and_shape(f"v5p-{cores}") == f"v5p:{shape}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("v5p-7", "counts TensorCores, of which a chip of v5p has 2"),
+        ("v5p-48", "is 24 chips of v5p, and no slice has so many"),
+        ("h100:12", "is 12 GPUs, and a node of H100 SXM has 8: 1 nodes and 4 more. Give nodes and GPUs, as h100:1x8"),
+    ],
+)
+def test_a_number_without_a_shape(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        kind_and_shape(text)
+
+
+def test_a_machine_is_shown_as_it_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "llama3-8b", "--layout", "fsdp", "--mesh", "fsdp=64", "--batch", "64", "--chips", "V5P-128"])
+    assert " = 64 devices, TPU v5p (v5p:4x4x4)\n" in capsys.readouterr().out

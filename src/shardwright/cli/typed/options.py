@@ -52,6 +52,13 @@ def _dtypes(text: str) -> str:
     return names[0] if len(set(names)) == 1 else ",".join(names)
 
 
+def _chips(text: str) -> str:
+    # Loaded only when chips are given.
+    from shardwright.cost.hardware.written import kind_and_shape
+
+    return kind_and_shape(text)
+
+
 def _local(text: str) -> Path:
     place = parsed_place(text)
     if (path := local_path(place)) is None:
@@ -93,6 +100,7 @@ Whole = Annotated[int, _WHOLE]
 Number = Annotated[float, _NUMBER]
 Factor = Annotated[float | None, _NUMBER]
 Text = Annotated[str | None, ValueType("TEXT")]
+Chips = Annotated[str | None, ValueType("KIND:SHAPE", _chips)]
 Where = Annotated[Place, _PLACE]
 MaybeWhere = Annotated[Place | None, _PLACE]
 Local = Annotated[Path, ValueType("DIR", _local)]
@@ -126,8 +134,8 @@ class PlanOptions:
     """Rows of a global step."""
     length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the model's natural one)")] = None
     """Tokens of a row."""
-    chips: Annotated[Text, arg(metavar="KIND:SHAPE", help_behavior_hint="(default: none)")] = None
-    """Accelerators to check the plan against, as v5p:4x4x4 or h100:8x8."""
+    chips: Annotated[Chips, arg(metavar="KIND:SHAPE", help_behavior_hint="(default: none)")] = None
+    """Accelerators to check the plan against, as v5p:4x4x4 or h100:8x8; or as they are sold, as v5p-128 or h100:64."""
     devices: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: what the mesh sizes multiply to)")] = None
     """Number of devices. `train` on CPU simulates as many."""
     set: Annotated[

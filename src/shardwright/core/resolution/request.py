@@ -29,7 +29,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chip:
-    """What a plan must know of an accelerator. ``usable_bytes``: what its compiler or driver lets a program use. ``capability``:
+    """What a plan must know of an accelerator. ``machine``: the chips that there are, as ``h100:32x8``. ``usable_bytes``: what its compiler or driver lets a program use. ``capability``:
     the compute capability of a GPU.
 
     ``whole_slice``: how its compiler splits collectives over an entire slice, where all devices form one slice.
@@ -41,6 +41,7 @@ class Chip:
     accelerator: Literal["TPU", "GPU"] = "GPU"
     capability: tuple[int, int] = (0, 0)
     whole_slice: WholeSlice | None = None
+    machine: str = ""
 
     @property
     def device(self) -> Device:

@@ -32,6 +32,13 @@ class Machine:
         return prod(self.shape) * self.slices * self.devices_per_chip
 
     @property
+    def text(self) -> str:
+        """The machine as ``--chips`` gives it, without a file of numbers."""
+        kind = CPU if self.numbers is None else self.numbers.kind
+        slices = f"*{self.slices}" if self.slices > 1 else ""
+        return f"{kind}:{'x'.join(map(str, self.shape))}{slices}"
+
+    @property
     def domain_devices(self) -> int:
         """Devices of one domain: a torus slice, or a node of GPUs."""
         is_node = self.numbers is not None and self.numbers.network != "torus"
@@ -46,7 +53,7 @@ class Machine:
         """What the core needs of a chip; None for simulated devices, which have no memory limit."""
         if self.numbers is None or self.numbers.kind == CPU:
             return None
-        return replace(self.numbers.chip, whole_slice=self._whole_slice)
+        return replace(self.numbers.chip, whole_slice=self._whole_slice, machine=self.text)
 
     @property
     def _whole_slice(self) -> WholeSlice | None:

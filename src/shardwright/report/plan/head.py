@@ -70,7 +70,8 @@ def _model(plan: Plan) -> str:
 def _mesh(plan: Plan, colors: AxisColors) -> Text:
     axes = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in plan.mesh.shape.items()])
     chip = plan.request.chip
-    kind = f", {chip.name}" if chip else ""
+    machine = f" ({chip.machine})" if chip and chip.machine else ""
+    kind = f", {chip.name}{machine}" if chip else ""
     return Text.assemble(axes, f" = {several(plan.mesh.num_devices, 'device')}{kind}")
 
 
