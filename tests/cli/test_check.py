@@ -246,7 +246,10 @@ FAULTS = [
     ),
     (lambda lock: lock["request"].update(devices="8"), no_lock("'devices' of 'request' is not a whole number")),
     (lambda lock: lock["request"].update(chips=8), no_lock("'chips' of 'request' is not a text")),
-    (lambda lock: lock["request"].update(mesh={"fsdp": 0.5}), no_lock("'fsdp' of 'mesh' of 'request' is not a whole number")),
+    (
+        lambda lock: lock["request"].update(mesh={"fsdp": 0.5}),
+        no_lock("'fsdp' of 'mesh' of 'request' is not a whole number or 'auto'"),
+    ),
     (lambda lock: lock["request"].update(set=["num_layers=2"]), no_lock("'set' of 'request' is not an object")),
     (lambda lock: lock["request"].update(move={"moe": 1}), no_lock("'moe' of 'move' of 'request' is not a text")),
     (lambda lock: lock["request"].update(expert_buffer="2"), no_lock("'expert_buffer' of 'request' is not a number")),

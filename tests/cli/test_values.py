@@ -39,12 +39,6 @@ REFUSED = [
     (mesh_sizes, "fsdp=2,fsdp=4", f"--mesh: 'fsdp' occurs twice.\n    fsdp=2,fsdp=4\n           ^^^^\n{SIZES}"),
     (mesh_sizes, "fsdp=two", f"--mesh: 'two' is not a whole number.\n    fsdp=two\n         ^^^\n{SIZES}"),
     (
-        mesh_sizes,
-        "fsdp=auto,expert=4",
-        "--mesh: 'auto' is not a whole number. 'auto' is for a layout's own mesh: leave the axis out here, and give "
-        f"--devices.\n    fsdp=auto,expert=4\n         ^^^^\n{SIZES}",
-    ),
-    (
         moves,
         "atention=ring",
         f"--move: nothing called 'atention' moves. Did you mean 'attention'?\n    atention=ring\n    ^^^^^^^^\n{MOVES}",

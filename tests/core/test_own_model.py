@@ -234,7 +234,7 @@ def test_a_mesh_of_another_layout_is_refused() -> None:
         ({"length": 2.5}, "length is 2.5, and must be a whole number of at least 1."),
         ({"devices": -8}, "devices is -8, and must be a whole number of at least 1."),
         ({"microbatches": 0}, "microbatches is 0, and must be a whole number of at least 1."),
-        ({"mesh_sizes": {"fsdp": "2"}}, "the size of mesh axis 'fsdp' is '2', and must be a whole number."),
+        ({"mesh_sizes": {"fsdp": "2"}}, "the size of mesh axis 'fsdp' is '2', and must be a whole number or 'auto'."),
         ({"engine": "tf"}, "engine is 'tf', and must be one of jax, torch."),
         (
             {"remat": "some"},

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import planned, typed_request, with_choice
+from shardwright.cli.typed.request import planned, requested
 from shardwright.cli.typed.verbs import PlanVerb
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
@@ -21,7 +21,7 @@ def run_plan(verb: PlanVerb) -> int:
             f"{'--full' if verb.full else '--show'} chooses what people see, and --json has everything. Leave one out."
         )
     verb = with_named_model(verb)
-    typed = with_choice(typed_request(verb.model, verb.layout, verb.plan), verb.layout, verb.plan)
+    typed = requested(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if shows is None:
         write_json(plan.to_json())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import get_args
 
 from shardwright.core.findings.errors import InputError
-from shardwright.core.layout.layout import Engine
+from shardwright.core.layout.layout import Auto, Engine
 from shardwright.core.mesh.hops import AUTO, WAYS
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.policies.policy import BASES, read_policy
@@ -15,6 +15,7 @@ from shardwright.core.resolution.request import FLOATS
 from shardwright.locks.saved_plan import (
     FLAG,
     NUMBER,
+    SIZE,
     TEXT,
     TEXTS,
     WHOLE,
@@ -45,7 +46,7 @@ REQUEST: Fields = {
     "model": needed(TEXT),
     "set": needed(object_of(TEXT)),
     "layout": needed(TEXT),
-    "mesh": needed(object_of(WHOLE)),
+    "mesh": needed(object_of(SIZE)),
     "devices": or_null(WHOLE),
     "move": needed(object_of(TEXT)),
     "chips": or_null(TEXT),
@@ -83,7 +84,7 @@ class LockRequest:
     model: str
     layout: str
     settings: Mapping[str, str] = field(default_factory=dict)
-    mesh: Mapping[str, int] = field(default_factory=dict)
+    mesh: Mapping[str, int | Auto] = field(default_factory=dict)
     devices: int | None = None
     move: Mapping[str, str] = field(default_factory=dict)
     chips: str | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
+from shardwright.core.layout.auto import LAYOUT
 from shardwright.locks.field_changes import FieldChange, field_changes
 
 Row = Mapping[str, Any]
@@ -125,8 +126,13 @@ def _slow(links: Mapping[str, str], mesh: Mapping[str, int]) -> Row:
 
 
 def _chosen(choices: Sequence[Row], mesh: Mapping[str, int]) -> list[Row]:
+    """What was chosen of the plan. Its layout and its mesh are compared as they are, whoever chose them."""
     del mesh
-    return [{key: value for key, value in row.items() if f"choices.{key}" not in NOT_COMPARED} for row in choices]
+    return [
+        {key: value for key, value in row.items() if f"choices.{key}" not in NOT_COMPARED}
+        for row in choices
+        if row.get("what") != LAYOUT
+    ]
 
 
 def _groups(groups: Mapping[str, Sequence[str]], mesh: Mapping[str, int]) -> Row:

@@ -69,6 +69,7 @@ def or_null(kind: Kind) -> Field:
 
 TEXT = Kind(name="a text", holds=lambda value: isinstance(value, str))
 WHOLE = Kind(name="a whole number", holds=is_integer)
+SIZE = Kind(name="a whole number or 'auto'", holds=lambda value: value == "auto" or is_integer(value))
 NUMBER = Kind(name="a number", holds=lambda value: is_number(value) and isfinite(value))
 FLAG = Kind(name="true or false", holds=lambda value: isinstance(value, bool))
 OBJECT = Kind(name="an object", holds=lambda value: isinstance(value, dict))

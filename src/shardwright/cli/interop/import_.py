@@ -39,12 +39,11 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
     for option, value in (("--devices", verb.devices), ("--slices", verb.slices), ("--batch", verb.batch)):
         at_least_one(option, value)
     at_least_one("--length", verb.length)
-    open_axes: set[str] = set()
-    sizes = None if verb.mesh is None else mesh_sizes(verb.mesh, open_axes=open_axes)
-    for axis, size in (sizes or {}).items():
-        at_least_one(f"--mesh {axis}", size)
-    if sizes is not None:
-        sizes.update(dict.fromkeys(sorted(open_axes), -1))
+    typed = {} if verb.mesh is None else mesh_sizes(verb.mesh)
+    for axis, size in typed.items():
+        at_least_one(f"--mesh {axis}", None if size == "auto" else size)
+    # MaxText writes `auto` as -1.
+    sizes = {axis: -1 if size == "auto" else size for axis, size in typed.items()}
     found = read_maxtext(
         MaxTextRequest(
             file=verb.file,
@@ -55,7 +54,7 @@ def _maxtext(verb: ImportMaxTextVerb) -> int:
             model=verb.model,
             like=verb.like,
             settings=settings(verb.set),
-            mesh_sizes=sizes,
+            mesh_sizes=sizes if verb.mesh is not None else None,
             devices=verb.devices,
             slices=verb.slices,
             batch=verb.batch,

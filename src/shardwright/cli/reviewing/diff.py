@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,18 @@ from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import planned, typed_request, with_sizes
+from shardwright.cli.typed.request import TypedRequest, options_text, planned, typed_request, with_choice
 from shardwright.cli.typed.values import mesh_sizes
 from shardwright.cli.typed.verbs import DiffVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.layout.layout import Auto
+from shardwright.core.resolution.mesh_sizes import mesh_text
 from shardwright.layouts import load_layout
 from shardwright.locks.difference import difference
 from shardwright.locks.lock import Lock
+
+SIDES = ("before", "after")
 
 
 def run_diff(verb: DiffVerb) -> int:
@@ -35,13 +39,18 @@ def run_diff(verb: DiffVerb) -> int:
     known = {axis for side in sides if side not in saved for axis in load_layout(_name_and_sizes(side)[0]).mesh}
     if len(saved) < len(set(sides)):
         _refuse_unknown(verb.plan, sorted(known))
-    found = difference(*(saved[side].rows if side in saved else _rows(side, model, options) for side in sides))
+    layouts = [side for side in dict.fromkeys(sides) if side not in saved]
+    # What is left open beside a lock is as it is there.
+    typed = typed_sides(layouts, model, options, for_chips=not locks)
+    found = difference(*(saved[side].rows if side in saved else _rows(side, typed[side]) for side in sides))
+    chosen = [typed[side].for_chips if side in typed else {} for side in sides]
     if verb.plan.json:
-        write_json(found.to_json())
+        write_json({**found.to_json(), **({"chosen": dict(zip(SIDES, chosen, strict=True))} if any(chosen) else {})})
     else:
         from shardwright.report.review.difference_view import difference_view
 
-        write_view(difference_view(found), sys.stdout)
+        notes = [f"{options_text(choice)}: chosen for {verb.plan.chips}" if choice else "" for choice in chosen]
+        write_view(difference_view(found, notes=(notes[0], notes[1])), sys.stdout)
     return 0
 
 
@@ -59,8 +68,31 @@ def _as_locked(side: str, lock: Lock, model: str | None, options: PlanOptions) -
     return lock.request.model, replace(options_of(lock.request, Path(side)), **{"move": None, **given})
 
 
-def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, Any]:
-    """A layout's plan in the form of its JSON."""
+def typed_sides(
+    sides: Sequence[str], model: str | None, options: PlanOptions, *, for_chips: bool = True
+) -> dict[str, TypedRequest]:
+    """The requests of layouts that are compared. ``for_chips``: what is left open is chosen for the chips; then all have the same rows, the
+    fewest that the devices of each layout share."""
+    typed = {side: _typed(side, model, options) for side in sides}
+    rows = 0
+    while for_chips:
+        chosen = {side: _with_rows(one, options, rows) for side, one in typed.items()}
+        numbers = {one.request.batch for one in chosen.values()}
+        if len(numbers) <= 1:
+            return chosen
+        rows = max(numbers)
+    return typed
+
+
+def _with_rows(typed: TypedRequest, options: PlanOptions, rows: int) -> TypedRequest:
+    """The request with what is chosen for its chips, and at least so many rows where they are not typed."""
+    request = typed.request
+    if options.batch is None:
+        typed = replace(typed, request=replace(request, batch=max(rows, request.batch)))
+    return with_choice(typed, request.layout.name, options)
+
+
+def _typed(side: str, model: str | None, options: PlanOptions) -> TypedRequest:
     if model is None:
         raise InputError(
             f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
@@ -70,18 +102,22 @@ def _rows(side: str, model: str | None, options: PlanOptions) -> Mapping[str, An
     if options.mesh is not None:
         axes = load_layout(name).mesh
         common = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
-        options = replace(options, mesh=None)
         sizes = {**common, **sizes}
+    return typed_request(model, name, replace(options, mesh=mesh_text(sizes) if sizes else None))
+
+
+def _rows(side: str, typed: TypedRequest) -> Mapping[str, Any]:
+    """A layout's plan in the form of its JSON."""
+    name, _ = _name_and_sizes(side)
     try:
-        typed = typed_request(model, name, options)
-        return planned(replace(typed, request=with_sizes(typed.request, sizes))).to_json()
+        return planned(typed).to_json()
     except FindingsError:
         own = f"Give axis sizes for it alone after its name, as in {name}:AXIS=SIZE,..."
         sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")
         raise
 
 
-def _name_and_sizes(side: str) -> tuple[str, Mapping[str, int]]:
+def _name_and_sizes(side: str) -> tuple[str, Mapping[str, int | Auto]]:
     """The layout's name and its axis sizes in ``NAME:AXIS=SIZE,...``."""
     name, colon, sizes = side.rpartition(":")
     if not colon or "=" not in sizes:

@@ -15,7 +15,7 @@ from shardwright.cli.reviewing.locked_request import request_of
 from shardwright.cli.reviewing.saved_plan import read_json_file
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json
-from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.request import TypedRequest, as_typed, options_text, planned, requested, typed_request
 from shardwright.cli.typed.verbs import LockVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.plan.plan import Plan
@@ -35,13 +35,15 @@ def run_lock(verb: LockVerb) -> int:
 
         prepare(verb.plan)
     verb = with_named_model(verb, has_findings=False)
-    typed = typed_request(verb.model, verb.layout, verb.plan)
+    chosen = requested(verb.model, verb.layout, verb.plan)
+    layout, options = as_typed(chosen, verb.layout, verb.plan)
+    typed = typed_request(verb.model, layout, options)
     plan = planned(typed)
     if plan.faults:
         raise FindingsError(plan.faults)
     path = _path(verb.out, default_name(verb.model, typed.request.layout.name))
     before = _before(path)
-    request = request_of(typed, verb.layout, verb.plan, verb.model, path)
+    request = request_of(typed, layout, options, verb.model, path)
     compiled, notes = (None, _dropped(before)) if not verb.compiled else _compiled(typed, plan, str(verb.plan.chips))
     lock = lock_of(request, typed.request.layout, plan, compiled)
     text = lock.text()
@@ -50,7 +52,7 @@ def run_lock(verb: LockVerb) -> int:
     if verb.plan.json:
         write_json({"file": str(path), "written": text != before, "lock": lock.to_json()})
     else:
-        sys.stdout.write(_summary(path, lock, before, text, notes))
+        sys.stdout.write(_summary(path, lock, before, text, notes, chosen.for_chips))
     return 0
 
 
@@ -103,7 +105,7 @@ def _not_overwritten(path: Path) -> str:
     return f"{path}: a file of this name exists and was not overwritten. Delete it, or give another name with --out. About it: "
 
 
-def _summary(path: Path, lock: Lock, before: str | None, text: str, compiled: str) -> str:
+def _summary(path: Path, lock: Lock, before: str | None, text: str, compiled: str, for_chips: Mapping[str, str]) -> str:
     rows = lock.to_json()
     num_tensors, num_collectives = len(rows["tensors"]), len(rows["collectives"])
     did = "written" if before is None else "written anew" if before != text else "is as it was"
@@ -112,6 +114,11 @@ def _summary(path: Path, lock: Lock, before: str | None, text: str, compiled: st
         f"{path}: {did}",
         f"  holds        {num_tensors} tensors and {num_collectives} collectives of {rows['model']} under {rows['layout']}",
         *([f"  compiled     {compiled}"] if compiled else []),
+        *(
+            [f"  chosen       {options_text(for_chips)}, for {lock.request.chips}; held as if typed"]
+            if for_chips
+            else []
+        ),
         *([f"  by default   {left_open}"] if left_open else []),
         f"  to check it  {shlex.join(['shardwright', 'check', str(path)])}",
     ]

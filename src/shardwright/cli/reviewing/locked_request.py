@@ -10,7 +10,7 @@ from typing import Any
 
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import TypedRequest, typed_request
-from shardwright.cli.typed.values import mesh_sizes, moves, settings
+from shardwright.cli.typed.values import moves, settings
 from shardwright.cli.typed.written import typed_options
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import ADAMW
@@ -31,7 +31,7 @@ def request_of(
         model=model,
         settings=settings(options.set),
         layout=_named(name, preset_names(), lock),
-        mesh=mesh_sizes(options.mesh) if options.mesh is not None else dict(request.mesh_sizes),
+        mesh=dict(request.mesh_sizes),
         devices=options.devices,
         move=moves(options.move) if options.move is not None else {},
         chips=options.chips,

@@ -23,7 +23,7 @@ from shardwright.cli.typed.devices import leave_out_absent_tpus, simulate_device
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json
-from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.request import TypedRequest, as_typed, options_text, planned, requested, typed_request
 from shardwright.cli.typed.values import settings
 from shardwright.cli.typed.verbs import CalibrateVerb
 from shardwright.core.findings.errors import FindingsError, InputError
@@ -50,7 +50,7 @@ def run_calibrate(verb: CalibrateVerb, arguments: Sequence[str]) -> int:
     if verb.repeats < 1:
         raise InputError(f"--repeats is {verb.repeats}, and must be at least 1.")
     verb = with_named_model(verb, shows=MEASURING not in os.environ, has_findings=False)
-    typed = typed_request(verb.model, verb.layout, verb.plan)
+    typed = requested(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     if plan.errors:
         raise FindingsError(plan.errors)
@@ -65,7 +65,9 @@ def run_calibrate(verb: CalibrateVerb, arguments: Sequence[str]) -> int:
         found = _measured(plan, arguments, Path(folder))
         if found is None:
             return 1
-        runs = [run for layers in _short(plan) if (run := _short_run(verb, plan, layers, arguments, Path(folder)))]
+        runs = [
+            run for layers in _short(plan) if (run := _short_run(verb, typed, plan, layers, arguments, Path(folder)))
+        ]
     before = _machine(typed, plan)
     today = datetime.now(tz=UTC).date().isoformat()
     chip = fitted(plan, before, found, runs, today)
@@ -126,13 +128,16 @@ def _short(plan: Plan) -> tuple[int, ...]:
     return tuple(layers for layers in (first + 1, first + 3) if layers < plan.request.table.num_layers)
 
 
-def _short_run(verb: CalibrateVerb, plan: Plan, layers: int, arguments: Sequence[str], folder: Path) -> ShortRun | None:
+def _short_run(
+    verb: CalibrateVerb, typed: TypedRequest, plan: Plan, layers: int, arguments: Sequence[str], folder: Path
+) -> ShortRun | None:
     """A run of so many layers; None where it failed, which it has said."""
     dimensions = settings(verb.plan.set) | {"num_layers": str(layers)}
     given = [f"{name}={value}" for name, value in dimensions.items()]
-    short = typed_request(verb.model, verb.layout, replace(verb.plan, set=(tuple(given),)))
+    layout, options = as_typed(typed, verb.layout, verb.plan)
+    short = typed_request(verb.model, layout, replace(options, set=(tuple(given),)))
     out = folder / f"layers{layers}"
-    command = ["train", *_plan_arguments(arguments), "--set", *given]
+    command = ["train", *_plan_arguments(arguments), *options_text(typed.for_chips).split(), "--set", *given]
     command += ["--steps", str(SHORT_STEPS), "--out", str(out), "--devices", str(plan.mesh.num_devices)]
     environment = {name: value for name, value in os.environ.items() if name != MEASURING}
     done = subprocess.run(

@@ -17,7 +17,7 @@ from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import TypedRequest, planned, typed_request
+from shardwright.cli.typed.request import TypedRequest, planned, requested
 from shardwright.cli.typed.values import compiler_options
 from shardwright.cli.typed.verbs import CompileVerb
 from shardwright.compiled.agreement.agreement import agree
@@ -50,7 +50,7 @@ def run_compile(verb: CompileVerb) -> int:
     """Compile and compare. Returns 1 if the plan or the program has a finding of severity error."""
     prepare(verb.plan)
     verb = with_named_model(verb)
-    typed = typed_request(verb.model, verb.layout, verb.plan)
+    typed = requested(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
     on_torch = typed.request.engine == "torch"
     require_lowered(plan)

@@ -21,7 +21,7 @@ from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import TrainOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import planned, typed_request
+from shardwright.cli.typed.request import as_typed, planned, requested
 from shardwright.cli.typed.values import at_least_one
 from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.cli.typed.written import arguments_of
@@ -62,7 +62,10 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
     # Ranks that a command started have its standard error, and it has said what the model is.
     verb = with_named_model(verb, shows=prints and not is_rank(os.environ))
     verb, sized = on_present_devices(verb, engine, processes)
-    typed = typed_request(verb.model, verb.layout, verb.plan)
+    typed = requested(verb.model, verb.layout, verb.plan)
+    # A run that goes on has what was chosen for this one.
+    layout, options_of_plan = as_typed(typed, typed_verb.layout, typed_verb.plan)
+    typed_verb = replace(typed_verb, layout=layout, plan=options_of_plan)
     plan = planned(typed)
     if engine == "torch" and processes is None and plan.mesh.num_devices > 1 and not plan.errors:
         # Each rank plans for itself, and the first of them prints. Starting them takes seconds.

@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 
 from shardwright.cli.typed.extras import needing_extra
-from shardwright.cli.typed.values import settings
+from shardwright.cli.typed.values import mesh_sizes, settings
 from shardwright.cli.typed.verbs import TrainVerb
-from shardwright.core.resolution.mesh_sizes import fitted_sizes
+from shardwright.core.resolution.mesh_sizes import fitted_sizes, mesh_text
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from shardwright.training.cluster import Processes
@@ -54,12 +54,15 @@ def leave_out_absent_tpus(
 
 
 def on_present_devices(verb: TrainVerb, engine: str, processes: Processes | None) -> tuple[TrainVerb, dict[str, str]]:
-    """The verb with a mesh of the devices that are there, where it names none, and that default by its option.
+    """The verb with a mesh of the devices that are there, where it names none or has ``auto``, and that default by its option.
 
     Processes of JAX know of each other's devices only when they have met: among them the mesh stays the model's natural one.
     """
     options = verb.plan
-    if options.mesh is not None or options.devices is not None or options.chips is not None:
+    if options.devices is not None or options.chips is not None:
+        return verb, {}
+    automatic = options.mesh is not None and "auto" in mesh_sizes(options.mesh).values()
+    if options.mesh is not None and not automatic:
         return verb, {}
     if processes is None:
         with needing_extra(engine, f"training on {'PyTorch' if engine == 'torch' else 'JAX'}"):
@@ -68,10 +71,12 @@ def on_present_devices(verb: TrainVerb, engine: str, processes: Processes | None
         devices = processes.count
     else:
         return verb, {}
+    there = f"{devices} {'device is' if devices == 1 else 'devices are'} there"
+    if automatic:
+        return replace(verb, plan=replace(options, devices=devices)), {"--devices": f"{devices} ({there})"}
     table = build(verb.model, settings(options.set))
     natural = {} if verb.layout is not None else dict(table.natural_mesh or {})
     if prod(natural.values()) != devices or not natural:
         natural = fitted_sizes(load_layout(verb.layout or table.natural_layout), devices)
-    mesh = ",".join(f"{axis}={size}" for axis, size in natural.items())
-    there = f"{devices} {'device is' if devices == 1 else 'devices are'} there"
+    mesh = mesh_text(natural)
     return replace(verb, plan=replace(options, mesh=mesh)), {"--mesh": f"{mesh} ({there})"}

@@ -20,6 +20,7 @@ from shardwright.core.model.optimizer import ADAMW, Optimizer
 from shardwright.core.model.table import ModelTable
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.resolution.mesh_sizes import Sizes, mesh_text
 from shardwright.core.resolution.request import Request
 from shardwright.layouts import load_layout, load_policy, load_recipe
 from shardwright.models import build
@@ -32,19 +33,51 @@ if TYPE_CHECKING:
     from shardwright.cost.search import Arrangement
 
 
+STEP = ("batch", "microbatches", "loss_chunks")
+"""The options of a step that may be chosen for chips."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedRequest:
-    """A request, the defaults that were used, by option (``--batch`` to ``8``), and the chips. ``choice``: of layout and mesh, where they were
-    chosen for the chips."""
+    """A request, the defaults that were used, by option (``--batch`` to ``8``), and the chips. ``for_chips``: those of them that were chosen for
+    the chips. ``choice``: of layout and mesh, where they were. ``moves``: what was typed of it, which any other layout takes too."""
 
     request: Request
     chosen: Mapping[str, str] = field(default_factory=dict)
     machine: Machine | None = None
     choice: AutoChoice | None = None
+    for_chips: Mapping[str, str] = field(default_factory=dict)
+    moves: str | None = None
+
+
+def requested(model: str, layout_name: str | None, options: PlanOptions) -> TypedRequest:
+    """The request of a command line, whatever its verb: what is left open is chosen for the chips, where there are some.
+
+    Raises InputError for values that cannot be read.
+    """
+    return with_choice(typed_request(model, layout_name, options), layout_name, options)
+
+
+def as_typed(typed: TypedRequest, layout_name: str | None, options: PlanOptions) -> tuple[str | None, PlanOptions]:
+    """The layout and the options with what was chosen for the chips as if it had been typed. What is written to a file has them: a later
+    choice may be another."""
+    said = dict(typed.for_chips)
+    layout = said.pop("--layout", layout_name)
+    fields = {option.removeprefix("--").replace("-", "_"): value for option, value in said.items()}
+    counts = {name: int(value) for name, value in fields.items() if name in STEP}
+    return layout, replace(options, **{**fields, **counts})
+
+
+def options_text(options: Mapping[str, str]) -> str:
+    """
+    >>> options_text({"--layout": "fsdp", "--batch": "256"})
+    '--layout fsdp --batch 256'
+    """
+    return " ".join(f"{option} {value}" for option, value in options.items())
 
 
 def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> TypedRequest:
-    """The request of one model under one layout.
+    """The request of one model under one layout, with nothing chosen for the chips.
 
     Without a layout and a mesh, both are the model's natural ones. The natural mesh is not used when another number of
     devices is requested. Raises InputError for values that cannot be read.
@@ -54,9 +87,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
     if layout_name is None:
         chosen["--layout"] = table.natural_layout
     layout = load_layout(table.natural_layout if layout_name is None else layout_name)
-    open_axes: set[str] = set()
-    sizes = mesh_sizes(options.mesh, open_axes=open_axes) if options.mesh is not None else {}
-    layout = _opened(layout, open_axes)
+    sizes: Sizes = mesh_sizes(options.mesh) if options.mesh is not None else {}
     at_least_one("--devices", options.devices)
     at_least_one("--loss-chunks", options.loss_chunks)
     above_zero("--expert-buffer", options.expert_buffer)
@@ -68,11 +99,10 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
                 f"--chips {options.chips} has {machine.num_devices} devices, and --devices is {devices}. Leave one out."
             )
         devices = machine.num_devices
-    if layout_name is None and options.mesh is None and table.natural_mesh:
-        natural = dict(table.natural_mesh)
-        if devices in (None, prod(natural.values())):
-            sizes = natural
-            chosen["--mesh"] = ",".join(f"{axis}={size}" for axis, size in natural.items())
+    natural = dict(table.natural_mesh or {}) if layout_name is None and options.mesh is None else {}
+    if natural and devices in (None, prod(natural.values())):
+        sizes = natural
+        chosen["--mesh"] = mesh_text(natural)
     request = Request(
         layout=_moved(layout, options.move),
         table=table,
@@ -102,7 +132,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         device_hour_price=options.price,
         besides=options.besides,
     )
-    return TypedRequest(request=request, chosen=chosen, machine=machine)
+    return TypedRequest(request=request, chosen=chosen, machine=machine, moves=options.move)
 
 
 def planned(typed: TypedRequest) -> Plan:
@@ -129,8 +159,7 @@ def with_choice(typed: TypedRequest, layout_name: str | None, options: PlanOptio
     from shardwright.cost.search import choose_defaults
 
     free = layout_name is None and options.mesh is None
-    names = ("batch", "microbatches", "loss_chunks")
-    kept = {f"--{name.replace('_', '-')}" for name in names if getattr(options, name) is not None}
+    kept = {f"--{name.replace('_', '-')}" for name in STEP if getattr(options, name) is not None}
     if not free:
         # The user's mesh is kept, and so is what else the step is made of.
         kept |= {"--microbatches", "--loss-chunks"}
@@ -149,6 +178,7 @@ def with_choice(typed: TypedRequest, layout_name: str | None, options: PlanOptio
         request=chosen.request if free else replace(typed.request, batch=chosen.request.batch),
         chosen={**typed.chosen, **said},
         choice=chosen.choice if free else None,
+        for_chips=said,
     )
 
 
@@ -159,23 +189,7 @@ def _arranged(typed: TypedRequest) -> Sequence[Arrangement]:
     table, machine = typed.request.table, typed.machine
     if machine is None or machine.numbers is None:
         return ()
-    return arrangements(table, machine, [load_layout(name) for name in presets_for(table)])
-
-
-def with_sizes(request: Request, sizes: Mapping[str, int]) -> Request:
-    """The request with other sizes for some axes."""
-    return replace(request, mesh_sizes={**request.mesh_sizes, **sizes})
-
-
-def _opened(layout: Layout, axes: set[str]) -> Layout:
-    """The layout with axes that take the remaining devices. Raises InputError for an axis that it lacks."""
-    unknown = sorted(axes - set(layout.mesh))
-    if unknown:
-        raise InputError(
-            f"--mesh: layout '{layout.name}' has no axis '{unknown[0]}'. {did_you_mean(unknown[0], layout.mesh)}"
-        )
-    opened = {axis: replace(entry, size="auto") if axis in axes else entry for axis, entry in layout.mesh.items()}
-    return replace(layout, mesh=opened) if axes else layout
+    return arrangements(table, machine, [_moved(load_layout(name), typed.moves) for name in presets_for(table)])
 
 
 def _moved(layout: Layout, text: str | None) -> Layout:

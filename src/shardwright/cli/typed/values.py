@@ -9,7 +9,7 @@ from shardwright.core.findings.bounds import integer_of, number_text, within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.findings.position import caret
-from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
+from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES, Auto
 
 MOVES: Mapping[str, tuple[str, ...]] = {"attention": ATTENTION_MOVES, "moe": MOE_MOVES}
 
@@ -31,29 +31,22 @@ COUNTED: Mapping[str, str] = {
 """What an option counts, as named in ``core.findings.bounds``."""
 
 
-def mesh_sizes(text: str, option: str = "--mesh", open_axes: set[str] | None = None) -> dict[str, int]:
+def mesh_sizes(text: str, option: str = "--mesh") -> dict[str, int | Auto]:
     """Sizes of mesh axes. The planner checks whether a layout has such axes, and whether a size is legal.
 
-    ``open_axes``: takes the axes whose size is ``auto``, where that can be said; elsewhere it is refused.
-
-    >>> mesh_sizes("fsdp=2,expert=4")
-    {'fsdp': 2, 'expert': 4}
+    >>> mesh_sizes("fsdp=auto,expert=4")
+    {'fsdp': 'auto', 'expert': 4}
     """
     form = "AXIS=SIZE, with commas between, as in fsdp=2,expert=4"
-    sizes: dict[str, int] = {}
+    sizes: dict[str, int | Auto] = {}
     for key, value, start in _pairs(text, option, form):
-        if value == "auto" and open_axes is not None:
-            open_axes.add(key)
+        if value == "auto":
+            sizes[key] = value
             continue
         try:
             sizes[key] = integer_of(value)
         except ValueError:
-            rest = (
-                " 'auto' is for a layout's own mesh: leave the axis out here, and give --devices."
-                if value == "auto"
-                else ""
-            )
-            message = f"'{value}' is not a whole number.{rest}"
+            message = f"'{value}' is not a whole number."
             raise _error(message, text, start + len(key) + 1, len(value), option, form) from None
     return sizes
 

@@ -13,7 +13,7 @@ from shardwright.core.layout.role_reading import roles_everywhere, unused_option
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.presets import preset
-from shardwright.core.resolution.mesh_sizes import resized_mesh
+from shardwright.core.resolution.mesh_sizes import is_automatic, resized_mesh
 from shardwright.core.resolution.request import Request
 
 
@@ -71,8 +71,7 @@ def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp"
     for other in _absorbers(plan, axis, roles):
         wanted, remainder = divmod(mesh.size(other) * rest, size)
         if remainder == 0:
-            automatic = request.layout.mesh[other].size == "auto" and other not in request.mesh_sizes
-            yield resized_mesh(request, {axis: size} if automatic else {axis: size, other: wanted})
+            yield resized_mesh(request, {axis: size} if is_automatic(request, other) else {axis: size, other: wanted})
     if request.devices is None and "fsdp" in roles:
         yield resized_mesh(request, {axis: size})
 
@@ -81,7 +80,7 @@ def _absorbers(plan: Plan, axis: str, roles: tuple[str, ...]) -> list[str]:
     """The axes that could take the devices of another one, in the order of their roles, `auto` axes first in each role."""
     layout = plan.request.layout
     able = [
-        (roles.index(entry.elsewhere), layout.mesh[other].size != "auto", other)
+        (roles.index(entry.elsewhere), not is_automatic(plan.request, other), other)
         for other, entry in layout.entries.items()
         if other != axis and entry.elsewhere in roles and not entry.declared
     ]

@@ -14,7 +14,7 @@ from shardwright.core.layout.wording import bytes_text, percent, with_article
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan
 from shardwright.core.policies.policy import BASES
-from shardwright.core.resolution.mesh_sizes import resized_mesh
+from shardwright.core.resolution.mesh_sizes import is_automatic, resized_mesh
 
 
 def memory(plan: Plan) -> Iterator[Draft]:
@@ -79,7 +79,7 @@ def cures(plan: Plan, elsewhere: Iterable[Candidate] = ()) -> Iterator[Candidate
 def _on_more_devices(plan: Plan, factor: int) -> Iterator[Candidate]:
     """The step on more devices along an axis that shards weights; with more rows where these have too few."""
     request, layout = plan.request, plan.request.layout
-    automatic = any(one.size == "auto" and axis not in request.mesh_sizes for axis, one in layout.mesh.items())
+    automatic = any(is_automatic(request, axis) for axis in layout.mesh)
     growing = [axis for axis, one in layout.entries.items() if one.elsewhere == "fsdp" and not one.declared]
     changes: list[Candidate] = []
     if request.devices is None or not automatic:

@@ -54,6 +54,11 @@ def fixes(fault: Draft, candidate: Candidate, request: Request) -> bool:
     return fault.key not in left and left <= {other.key for other in _faults(request)}
 
 
+def is_automatic(request: Request, axis: str) -> bool:
+    """Whether an axis takes the remaining devices, by the request or else by its layout."""
+    return request.mesh_sizes.get(axis, request.layout.mesh[axis].size) == "auto"
+
+
 def resized_mesh(request: Request, changes: Mapping[str, int]) -> Candidate:
     """Other sizes of mesh axes: ``--mesh fsdp=16,tensor=4``. The text has every size that was given, since it takes the option's place."""
     return Candidate(
@@ -62,12 +67,21 @@ def resized_mesh(request: Request, changes: Mapping[str, int]) -> Candidate:
     )
 
 
-def mesh_option(sizes: Mapping[str, int]) -> str:
+def mesh_option(sizes: Sizes) -> str:
     """
     >>> mesh_option({"fsdp": 2, "expert": 4})
     '--mesh fsdp=2,expert=4'
     """
-    return f"--mesh {','.join(f'{axis}={size}' for axis, size in sizes.items())}"
+    return f"--mesh {mesh_text(sizes)}"
+
+
+def mesh_text(sizes: Sizes) -> str:
+    """The value of that option.
+
+    >>> mesh_text({"fsdp": "auto", "expert": 4})
+    'fsdp=auto,expert=4'
+    """
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
 def fitted_sizes(layout: Layout, devices: int) -> dict[str, int]:
@@ -211,7 +225,7 @@ def _unknown(request: Request, axis: str) -> Draft:
     layout = request.layout
     match = nearest(axis, layout.mesh)
 
-    def named(sizes: Mapping[str, int]) -> Mapping[str, int]:
+    def named(sizes: Sizes) -> Sizes:
         return {str(match) if name == axis else name: size for name, size in sizes.items() if name != match}
 
     return Draft(

@@ -11,7 +11,7 @@ from shardwright.core.findings.bounds import is_integer, is_number, shown_number
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.patterns import chosen
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.layout.layout import Auto, Engine, Layout
 from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.mesh.hops import AUTO, WAYS, WholeSlice
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, MASTER, Kept, Optimizer
@@ -53,7 +53,7 @@ class Chip:
 class Request:
     """The input of the planner.
 
-    ``mesh_sizes`` replace the layout's own. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
+    ``mesh_sizes`` replace the layout's own; one may be ``auto``, as there. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
     devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
     for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
     ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``moments_dtype``: of all that the
@@ -76,7 +76,7 @@ class Request:
     table: ModelTable
     batch: int
     length: int
-    mesh_sizes: Mapping[str, int] = field(default_factory=dict)
+    mesh_sizes: Mapping[str, int | Auto] = field(default_factory=dict)
     devices: int | None = None
     engine: Engine = "jax"
     dtype: str = "float32"
@@ -112,8 +112,12 @@ class Request:
                 raise InputError(f"{name} is {shown_number(value)}, and must be a whole number of at least 1.")
             within(name, value, counted)
         for axis, size in self.mesh_sizes.items():
+            if size == "auto":
+                continue
             if not is_integer(size):
-                raise InputError(f"the size of mesh axis '{axis}' is {shown_number(size)}, and must be a whole number.")
+                raise InputError(
+                    f"the size of mesh axis '{axis}' is {shown_number(size)}, and must be a whole number or 'auto'."
+                )
             within(f"the size of mesh axis '{axis}'", size, "devices")
         self._training_has_a_size()
         buffer = self.expert_buffer

@@ -22,13 +22,13 @@ MOST_FIELDS = 10
 """The most lines of fields that differ: `--json` has them all."""
 
 
-def difference_view(found: Difference, names: tuple[str, str] = ("A", "B")) -> View:
-    """Draws a difference: the two sides by their names, tensors, collectives, memory, and the compiled programs."""
+def difference_view(found: Difference, names: tuple[str, str] = ("A", "B"), notes: tuple[str, str] = ("", "")) -> View:
+    """Draws a difference: the two sides by their names, tensors, collectives, memory, and the compiled programs. ``notes``: on each side."""
 
     def view(width: int) -> RenderableType:
         before = AxisColors.of(found.before.mesh)
         colors = AxisColors.of({**dict.fromkeys(before.styles, 2), **found.before.mesh, **_larger(found)})
-        parts = [_head(found, names, colors)]
+        parts = [_head(found, names, colors, notes)]
         if any(found.answers):
             parts.append(answers_section(found.answers, names, width))
         number = len(found.tensors) + found.num_unchanged
@@ -88,7 +88,7 @@ def _larger(found: Difference) -> dict[str, int]:
     return {axis: max(mesh.get(axis, 1) for mesh in meshes) for mesh in meshes for axis in mesh}
 
 
-def _head(found: Difference, names: tuple[str, str], colors: AxisColors) -> RenderableType:
+def _head(found: Difference, names: tuple[str, str], colors: AxisColors, of_sides: tuple[str, str]) -> RenderableType:
     notes = []
     first, second = names
     sizes = [_devices(side) for side in (found.before, found.after)]
@@ -103,17 +103,18 @@ def _head(found: Difference, names: tuple[str, str], colors: AxisColors) -> Rend
             notes.append(f"{name} has findings of severity error ({side.errors}): `shardwright plan` shows them.")
     indent = max(len(name) for name in names) + 2
     sides = (
-        _side(first.ljust(indent), found.before, colors, REMOVED),
-        _side(second.ljust(indent), found.after, colors, ADDED),
+        _side(first.ljust(indent), found.before, colors, REMOVED, of_sides[0]),
+        _side(second.ljust(indent), found.after, colors, ADDED, of_sides[1]),
     )
     return Group(*sides, *(Text(note, style="yellow") for note in notes), Text(""))
 
 
-def _side(name: str, side: Side, colors: AxisColors, style: str) -> Text:
+def _side(name: str, side: Side, colors: AxisColors, style: str, note: str) -> Text:
     mesh = Text(" x ").join([colors.axis(axis, f"{axis} {size}") for axis, size in side.mesh.items()])
     what = Text.assemble((side.model, "bold"), " under ", (side.layout, "bold"))
     step = f"{several(side.batch, 'row')} of {several(side.length, 'token')}, {side.engine}"
-    return Text.assemble((name, style), what, "\n", " " * len(name), mesh, f"; {step}")
+    indent = "\n" + " " * len(name)
+    return Text.assemble((name, style), what, indent, mesh, f"; {step}", f"{indent}{note}" if note else "")
 
 
 def _larger_than_one(side: Side) -> dict[str, int]:
