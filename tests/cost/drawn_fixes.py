@@ -1,6 +1,7 @@
 """Draws requests on chips, types each fix that is printed, and plans it: it ends its error, or is faster or smaller by the plan.
 
-``python -m tests.cost.drawn_fixes --count 300 --seed 1`` prints how many of each, and by how much.
+``python -m tests.cost.drawn_fixes --count 300 --seed 1`` prints how many of each, and by how much; with ``--compiled`` of the findings about
+compiled programs in which a compiler did not do what the request asks for.
 """
 
 from __future__ import annotations
@@ -8,16 +9,22 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from shardwright import FindingsError, load_layout, make_plan
+from shardwright.compiled.agreement.agreement import agree
+from shardwright.compiled.findings import compiled_findings
+from shardwright.compiled.reading.program import CompiledProgram, Temporary
 from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.cost import price, read_machine
+from shardwright.cost.advice import settling_on
 from shardwright.cost.search import arrangements, presets_for
 from shardwright.models import build
+from tests.compiled.programs import remembered
+from tests.golden import compiled_programs as programs
 from tests.golden.findings_case import Case, request
 from tests.golden.typed_fix import typed
 
@@ -36,8 +43,8 @@ class Outcome:
     gain: float | None
 
 
-def drawn_case(draw: random.Random) -> Case:
-    table = build(draw.choice(MODELS))
+def drawn_case(draw: random.Random, models: Sequence[str] = MODELS) -> Case:
+    table = build(draw.choice(models))
     machine_text = draw.choice(CHIPS)
     machine = read_machine(machine_text)
     layouts = [load_layout(name) for name in presets_for(table)]
@@ -89,6 +96,66 @@ def outcomes(case: Case) -> Iterator[Outcome]:
         yield Outcome(case=case, finding=finding, kind=_kind(finding, before, after, gain), gain=gain)
 
 
+def wrong_programs(case: Case, plan: Plan) -> Iterator[CompiledProgram]:
+    """Programs of a plan with findings that have fixes."""
+    assert plan.request.chip is not None
+    expert = plan.mesh.shape.get("expert", 1)
+    if case.model.startswith("mixtral") and expert > 1:
+        of_experts = {
+            "all-to-all": (programs.weights_gathered, programs.tokens_gathered),
+            "weights": (programs.tokens_exchanged,),
+        }
+        yield from (program(plan) for program in of_experts.get(plan.request.layout.move_moe, ()))
+    if plan.request.microbatches > 1:
+        yield programs.same_in_each_iteration(plan)
+    yield programs.too_large(plan)
+    row = plan.by_name["logits.scores"]
+    local = [
+        -(-size // plan.mesh.size(row.in_use.axes_of(name)))
+        for name, size in zip(row.in_use.logical_axes, row.shape, strict=True)
+    ]
+    scores = Temporary(
+        bytes_per_device=row.bytes_per_device,
+        dtype="float32",
+        shape=tuple(local),
+        op="fusion",
+        component="logits",
+        phase="backward",
+        source=None,
+    )
+    yield remembered(programs.planned(plan), largest=(scores,), peak_bytes=4 * row.bytes_per_device)
+
+
+def compiled_outcomes(case: Case) -> Iterator[Outcome]:
+    """The same for the findings about programs that were compiled otherwise than planned."""
+    try:
+        before = plan_of(case)
+    except FindingsError:
+        return
+    machine = read_machine(case.chips)
+    for program in wrong_programs(case, before):
+        for finding in compiled_findings(before, program, agree(before, program), settling_on(before, machine)):
+            if not finding.fix or finding.fix.startswith("pip ") or "--chips of a shape" in finding.fix:
+                continue
+            after = plan_of(typed(case, finding.fix))
+            gain = _gain(before, after)
+            kind = _compiled_kind(finding, before, after, gain)
+            yield Outcome(case=case, finding=finding, kind=kind, gain=gain)
+
+
+def _compiled_kind(finding: Finding, before: Plan, after: Plan, gain: float | None) -> str:
+    """An error of a program can end where the plan has no other; and what the finding says of the step is what the plan says."""
+    effect = finding.effect
+    if effect is None or effect.after.bytes_per_device != after.memory.total_bytes_per_device:
+        return "worse"
+    if after.step is not None and abs(effect.after.seconds / after.step.seconds - 1) > 1e-9:
+        return "worse"
+    if finding.severity == "error":
+        known = {(one.code, one.tensor, one.where) for one in before.errors}
+        return "ended" if {(one.code, one.tensor, one.where) for one in after.errors} <= known else "worse"
+    return _kind(finding, before, after, gain)
+
+
 def _gain(before: Plan, after: Plan) -> float | None:
     if before.step is None or after.step is None:
         return None
@@ -108,17 +175,20 @@ def _kind(finding: Finding, before: Plan, after: Plan, gain: float | None) -> st
     return "same" if smaller == 0 and (gain is None or abs(gain) <= 1e-9) else "worse"
 
 
-def drawn_outcomes(count: int, seed: int) -> list[Outcome]:
+def drawn_outcomes(
+    count: int, seed: int, of_case: Callable[[Case], Iterator[Outcome]] = outcomes, models: Sequence[str] = MODELS
+) -> list[Outcome]:
     draw = random.Random(seed)
-    return [outcome for _ in range(count) for outcome in outcomes(drawn_case(draw))]
+    return [outcome for _ in range(count) for outcome in of_case(drawn_case(draw, models))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
-    found = drawn_outcomes(asked.count, asked.seed)
+    found = drawn_outcomes(asked.count, asked.seed, compiled_outcomes if asked.compiled else outcomes)
     for (code, kind), number in sorted(Counter((one.finding.code, one.kind) for one in found).items()):
         gains = [one.gain for one in found if (one.finding.code, one.kind) == (code, kind) and one.gain is not None]
         saved = f"  a token's time changes by {-median(gains):+.1%} (median)" if gains else ""

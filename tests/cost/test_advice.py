@@ -12,7 +12,7 @@ from shardwright.cost import price, read_machine
 from shardwright.cost.advice import effect_text
 from shardwright.cost.search import arrangements, presets_for
 from shardwright.models import build
-from tests.cost.drawn_fixes import drawn_outcomes
+from tests.cost.drawn_fixes import compiled_outcomes, drawn_outcomes
 
 
 def planned(model: str, layout: str, chips: str, sizes: dict[str, int], batch: int, **options) -> Plan:
@@ -94,3 +94,11 @@ def test_no_printed_fix_of_drawn_requests_is_worse():
     for one in found:
         assert one.kind in ("ended", "faster", "smaller", "same"), (one.case, one.finding.text())
         assert one.finding.effect is not None, one.finding.text()
+
+
+def test_no_printed_fix_about_a_compiled_program_is_worse():
+    """More of them: ``python -m tests.cost.drawn_fixes --compiled --count 300``."""
+    found = drawn_outcomes(5, 3, compiled_outcomes, ("mixtral-8x7b",))
+    assert {one.finding.code for one in found} >= {"SW301", "SW311", "SW312"}
+    for one in found:
+        assert one.kind in ("ended", "faster", "smaller", "same"), (one.case, one.finding.text())

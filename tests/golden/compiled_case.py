@@ -19,6 +19,7 @@ from shardwright.compiled.reading.program import CompiledProgram
 from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.cost import price, read_machine
+from shardwright.cost.advice import settling_on
 from tests.golden.findings_case import Case, request
 
 FOLDER = Path(__file__).parent / "compiled_findings"
@@ -64,7 +65,7 @@ def plan_of(case: CompiledCase) -> Plan:
 def findings_in(case: CompiledCase, program: Program) -> tuple[Finding, ...]:
     plan = plan_of(case)
     compiled = program(plan)
-    return compiled_findings(plan, compiled, agree(plan, compiled))
+    return compiled_findings(plan, compiled, agree(plan, compiled), settling_on(plan, read_machine(case.chips)))
 
 
 def of_its_code(case: CompiledCase, program: Program) -> tuple[Finding, ...]:

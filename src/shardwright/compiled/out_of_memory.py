@@ -13,9 +13,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from shardwright.compiled.findings.fixes import settled
 from shardwright.compiled.findings.memory import too_large
 from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
+from shardwright.cost.advice import Settle, first_that_ends
 
 RESOURCE_EXHAUSTED = "RESOURCE_EXHAUSTED"
 _SIZE = r"(\d+(?:\.\d+)?)\s?([KMGT]?)i?B?"
@@ -52,7 +54,7 @@ def read_out_of_memory(text: str) -> OutOfMemory | None:
     return None
 
 
-def out_of_memory_findings(plan: Plan, text: str) -> tuple[Finding, ...]:
+def out_of_memory_findings(plan: Plan, text: str, settle: Settle = first_that_ends) -> tuple[Finding, ...]:
     """SW312 from a compiler's error; none if the error has no sizes."""
     found = read_out_of_memory(text)
     if found is None:
@@ -65,7 +67,8 @@ def out_of_memory_findings(plan: Plan, text: str) -> tuple[Finding, ...]:
         **({"average, predicted": memory.average_bytes} if memory.average_bytes else {}),
         "activations, predicted": memory.activations_bytes,
     }
-    return tuple(too_large(plan, found.needed_bytes, rows, found.usable_bytes))
+    drafted = too_large(plan, found.needed_bytes, rows, found.usable_bytes)
+    return tuple(settled(plan, fixable, settle) for fixable in drafted)
 
 
 def _bytes(number: str, unit: str) -> int:

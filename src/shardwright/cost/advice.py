@@ -122,6 +122,18 @@ def _advised(
     return settle(replace(draft, finding=replace(finding, fix=""), candidates=candidates), is_fix)
 
 
+def first_that_ends(draft: Draft, ends: Callable[[Candidate], bool]) -> Finding:
+    """Where no chips are known, by which a fix could be priced."""
+    return draft.settled(ends)
+
+
+def settling_on(plan: Plan, machine: Machine | None) -> Settle:
+    """How findings get their fixes about what was made of a plan, as a compiled program: by price where the machine has numbers."""
+    if machine is None or machine.numbers is None:
+        return first_that_ends
+    return settling(plan, machine, price_of(plan, map_mesh(plan.mesh, machine)))
+
+
 def settling(plan: Plan, machine: Machine, before: Price) -> Settle:
     """How the findings of a plan get their fixes. ``before``: what the plan asks of the machine. Each candidate is priced once."""
     effects: dict[str, Effect | None] = {}

@@ -31,6 +31,7 @@ from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.gate import require_lowered
 from shardwright.core.plan.plan import Plan
 from shardwright.cost import read_machine
+from shardwright.cost.advice import settling_on
 from shardwright.cost.hardware.chips import CPU
 
 WITHOUT_HARDWARE = {
@@ -58,7 +59,7 @@ def run_compile(verb: CompileVerb) -> int:
         if on_torch:
             if verb.xla:
                 raise InputError("--xla: a dry run of PyTorch has no compiler. Leave --xla out, or give --engine jax.")
-            compiled = compile_by_dry_run(plan, keep_text=verb.hlo)
+            compiled = compile_by_dry_run(plan, typed.machine, keep_text=verb.hlo)
         else:
             compiled = compile_plan(
                 typed, plan, str(verb.plan.chips), keep_text=verb.hlo, options=compiler_options(verb.xla)
@@ -130,7 +131,7 @@ def compile_plan(
                 lowered, target, lambda: engine.build(lowered, machine, options), cache.default_folder(), options
             )
         except engine.DoesNotFitError as error:
-            if findings := out_of_memory_findings(plan, error.text):
+            if findings := out_of_memory_findings(plan, error.text, settling_on(plan, machine)):
                 raise FindingsError(findings) from None
             message = error.text.strip().splitlines()[0]
             raise InputError(f"the compiler of {target} refused the program: {message}") from None
@@ -149,7 +150,7 @@ def compile_plan(
         program = read(built.text, plan.mesh, target=target, stats=built.stats, compile_seconds=built.compile_seconds)
     program = replace(program, tools=tools, options={**cache.environment_options(), **options})
     agreement = agree(plan, program)
-    findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement)))
+    findings = worst_first((*plan.findings, *compiled_findings(plan, program, agreement, settling_on(plan, machine))))
     return Compiled(plan=plan, program=program, agreement=agreement, findings=findings)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from shardwright.cli.running.compiled import Compiled
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.compiled.agreement.agreement import agree
+from shardwright.compiled.findings import compiled_findings
 from shardwright.compiled.findings.memory import chip_memory
 from shardwright.compiled.findings.unmatched import unmatched
 from shardwright.compiled.reading.program import (
@@ -21,13 +22,15 @@ from shardwright.compiled.reading.program import (
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import worst_first
 from shardwright.core.plan.plan import Plan
+from shardwright.cost import Machine
+from shardwright.cost.advice import settling_on
 from shardwright.training.named import OURS
 from shardwright.training.optimizers import is_own
 
 EVEN = "assumes that every expert gets the same number of rows"
 
 
-def compile_by_dry_run(plan: Plan, keep_text: Path | None = None) -> Compiled:
+def compile_by_dry_run(plan: Plan, machine: Machine | None = None, keep_text: Path | None = None) -> Compiled:
     """A dry run of the plan's step on rank 0 of its mesh, compared with the plan.
 
     Raises InputError for ``keep_text``: PyTorch compiles no program, so there is no text. So it does for an optimizer of
@@ -52,8 +55,7 @@ def compile_by_dry_run(plan: Plan, keep_text: Path | None = None) -> Compiled:
         began = perf_counter()
         program = _program(target, dry_run(plan), began)
     agreement = agree(plan, program)
-    checks = (unmatched, chip_memory)
-    found = [finding for check in checks for finding in check(plan, program, agreement)]
+    found = compiled_findings(plan, program, agreement, settling_on(plan, machine), (unmatched, chip_memory))
     return Compiled(plan=plan, program=program, agreement=agreement, findings=worst_first((*plan.findings, *found)))
 
 

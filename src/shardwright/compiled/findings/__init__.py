@@ -16,12 +16,13 @@ wording.py    texts of places, bytes and times
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.findings.dtypes import dtypes
 from shardwright.compiled.findings.experts import experts
 from shardwright.compiled.findings.exposed import exposed
+from shardwright.compiled.findings.fixes import Fixable, settled
 from shardwright.compiled.findings.loops import loops
 from shardwright.compiled.findings.memory import chip_memory, donation, scores
 from shardwright.compiled.findings.narrow import narrow
@@ -32,8 +33,11 @@ from shardwright.compiled.findings.unmatched import unmatched
 from shardwright.compiled.reading.program import CompiledProgram
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.plan.plan import Plan
+from shardwright.cost.advice import Settle, first_that_ends
 
-CHECKS: tuple[Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding]], ...] = (
+Check = Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding | Fixable]]
+
+CHECKS: tuple[Check, ...] = (
     experts,
     unmatched,
     loops,
@@ -51,6 +55,16 @@ CHECKS: tuple[Callable[[Plan, CompiledProgram, Agreement], Iterator[Finding]], .
 )
 
 
-def compiled_findings(plan: Plan, program: CompiledProgram, agreement: Agreement) -> tuple[Finding, ...]:
-    """Every finding about a compiled program, the worst first, without the findings of the plan."""
-    return worst_first(finding for check in CHECKS for finding in check(plan, program, agreement))
+def compiled_findings(
+    plan: Plan,
+    program: CompiledProgram,
+    agreement: Agreement,
+    settle: Settle = first_that_ends,
+    checks: Iterable[Check] = CHECKS,
+) -> tuple[Finding, ...]:
+    """Every finding about a compiled program, the worst first, without the findings of the plan. ``settle``: how its fixes are chosen."""
+    return worst_first(
+        settled(plan, finding, settle) if isinstance(finding, Fixable) else finding
+        for check in checks
+        for finding in check(plan, program, agreement)
+    )

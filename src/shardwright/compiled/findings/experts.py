@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.matching import total
 from shardwright.compiled.agreement.widths import widest_float, width
-from shardwright.compiled.findings.fixes import moe_moves, settled
+from shardwright.compiled.findings.fixes import Fixable, moe_moves
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
 from shardwright.core.findings.codes import Severity
@@ -23,7 +23,7 @@ MOVES = {
 }
 
 
-def experts(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+def experts(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Fixable]:
     """An error if the program moves weights instead of tokens or the reverse; a warning for other collectives of tokens."""
     layout = plan.request.layout
     axes = plan.mesh.larger_than_one(plan.mesh.in_mesh_order(layout.axes_with("expert", "moe")))
@@ -53,7 +53,7 @@ def _finding(
     found: Sequence[CompiledCollective],
     severity: Severity,
     what: str,
-) -> Finding:
+) -> Fixable:
     kinds = every(dict.fromkeys(one.kind for one in found))
     wanted, compiled = total(planned), total(found)
     times, runs = (sum(one.count_per_step for one in ones) for ones in (planned, found))
@@ -74,7 +74,7 @@ def _finding(
 
     # If the compiler exchanges tokens anyway, the fix is to declare that; otherwise the fix is another move.
     options = ("all-to-all",) if moves == "weights" else ("ring", "weights")
-    return settled(plan, Draft(finding=finding, candidates=moe_moves(plan, options)), cheaper)
+    return Fixable(draft=Draft(finding=finding, candidates=moe_moves(plan, options)), holds=cheaper)
 
 
 def _of_weights(plan: Plan, one: CompiledCollective, rows: Sequence[TensorPlan]) -> bool:

@@ -1,4 +1,5 @@
-"""Chooses the fix to print: the first edit whose plan is valid and meets the condition of the finding.
+"""Chooses the fix to print: the first edit whose plan is valid and meets the condition of the finding, and on a machine is not called worse
+by the plan (``cost/advice.py``).
 
 Nothing is compiled again: a fix is checked on the plan only.
 """
@@ -6,7 +7,7 @@ Nothing is compiled again: a fix is checked on the plan only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from shardwright.core.checks import drafts
 from shardwright.core.findings.draft import Candidate, Draft
@@ -15,22 +16,32 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.resolution.request import Request
+from shardwright.cost.advice import Settle
 
 
-def settled(plan: Plan, draft: Draft, better: Callable[[Plan], bool]) -> Finding:
-    """The finding with its fix. ``better``: whether a changed plan meets the condition of the finding."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fixable:
+    """A finding with the edits that may fix it. ``holds``: whether a changed plan meets the condition of the finding."""
+
+    draft: Draft
+    holds: Callable[[Plan], bool]
+
+
+def settled(plan: Plan, fixable: Fixable, settle: Settle) -> Finding:
+    """The finding with its fix. ``settle``: chooses among those that end it."""
+    draft = fixable.draft
     if not draft.candidates:
         return draft.finding
     known = _errors(plan)
 
-    def holds(candidate: Candidate) -> bool:
+    def ends(candidate: Candidate) -> bool:
         try:
             changed = resolve(candidate.edit(plan.request))
         except FindingsError:
             return False
-        return better(changed) and _errors(changed) <= known
+        return fixable.holds(changed) and _errors(changed) <= known
 
-    return draft.settled(holds)
+    return settle(draft, ends)
 
 
 def moe_moves(plan: Plan, options: Iterable[str]) -> tuple[Candidate, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.matching import TOLERANCE, total
-from shardwright.compiled.findings.fixes import settled
+from shardwright.compiled.findings.fixes import Fixable
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, several_times
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
 from shardwright.core.checks.edits import option
@@ -15,7 +15,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 
 
-def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+def loops(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding | Fixable]:
     """Replicas that are summed in every microbatch, and loop-invariant collectives."""
     yield from _replicas(plan, program, agreement)
     yield from _repeated(plan, program)
@@ -55,7 +55,7 @@ def _replicas(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Ite
         )
 
 
-def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
+def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Fixable]:
     """One finding for each kind and axes of loop-invariant collectives."""
     repeated = [one for one in program.collectives if one.loop_invariant and one.count_per_step > one.num_ops]
     for kind, axes in dict.fromkeys((one.kind, one.axes) for one in repeated):
@@ -72,7 +72,7 @@ def _repeated(plan: Plan, program: CompiledProgram) -> Iterator[Finding]:
             cost=cost_of(plan, total(found) - once, axes),
         )
         candidates = (option("microbatches", 1),) if plan.request.microbatches > 1 else ()
-        yield settled(plan, Draft(finding=finding, candidates=candidates), lambda _: True)
+        yield Fixable(draft=Draft(finding=finding, candidates=candidates), holds=lambda _: True)
 
 
 def _runs(found: list[CompiledCollective]) -> int:

@@ -7,7 +7,7 @@ from math import prod
 
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.widths import width
-from shardwright.compiled.findings.fixes import settled
+from shardwright.compiled.findings.fixes import Fixable
 from shardwright.compiled.reading.program import CompiledProgram, Temporary
 from shardwright.core.checks.edits import option
 from shardwright.core.checks.memory import cures
@@ -35,7 +35,7 @@ def donation(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iter
     )
 
 
-def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Fixable]:
     """SW311: the largest temporary has the size of the logits, tokens by vocabulary entries."""
     del agreement
     if not program.memory.largest:
@@ -65,7 +65,7 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
         for flag in ("loss-chunks", "microbatches")
         for factor in (8, 4, 2)
     )
-    yield settled(plan, Draft(finding=finding, candidates=candidates), smaller)
+    yield Fixable(draft=Draft(finding=finding, candidates=candidates), holds=smaller)
 
 
 def _has_scores(plan: Plan, one: Temporary) -> bool:
@@ -84,7 +84,7 @@ def _score_bytes(plan: Plan) -> float:
     return plan.by_name["logits.scores"].bytes_per_device / plan.request.microbatches / plan.request.loss_chunks
 
 
-def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Finding]:
+def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Fixable]:
     """SW312: the program's peak above what its chip lets a program use."""
     del agreement
     memory = program.memory
@@ -97,7 +97,7 @@ def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> I
     yield from too_large(plan, memory.peak_bytes, rows)
 
 
-def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = None) -> Iterator[Finding]:
+def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = None) -> Iterator[Fixable]:
     """SW312 for a program that needs ``held`` bytes of a device; ``usable``: the compiler's limit, else the chip's."""
     chip = plan.request.chip
     if usable is None:
@@ -126,4 +126,4 @@ def too_large(plan: Plan, held: int, rows: dict[str, int], usable: int | None = 
         # The memory that the compiler needs beyond the plan is assumed not to change.
         return changed.memory.total_bytes_per_device + max(0, held - predicted) <= usable
 
-    yield settled(plan, Draft(finding=finding, candidates=tuple(cures(plan))), fits)
+    yield Fixable(draft=Draft(finding=finding, candidates=tuple(cures(plan))), holds=fits)

@@ -18,7 +18,7 @@ NOT_RUN = "SW415"
 TOO_LARGE = "SW312"
 """An estimate until the program is compiled."""
 
-PAID_IN_MEMORY = frozenset({"SW101", "SW114", "SW124", TOO_LARGE})
+PAID_IN_MEMORY = frozenset({"SW101", "SW114", "SW124", "SW311", TOO_LARGE})
 """Findings about bytes that a device holds: a fix is smaller, and may be slower."""
 
 NO_ROWS = "SW108"
