@@ -2,7 +2,6 @@
 
 layout_text.py    a layout as the text of a layout file
 plan_command.py   a request as a command line of plan
-training_only.py  a finding on what changes only training, and is not computed
 
 They are resolved exactly as those programs resolve them. Each decision that they make silently is a finding.
 None of their code is imported.

@@ -7,7 +7,7 @@ order of the devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,6 +153,8 @@ class Difference:
     """All other fields that differ."""
     requested: tuple[FieldChange, ...] = ()
     """Fields of the request or the declaration that differ (``REQUESTED``): alone they move nothing."""
+    training_only: tuple[Sequence[Row], Sequence[Row]] = ((), ())
+    """What each model says of training alone, and no engine computes."""
 
     @property
     def mesh_moved(self) -> bool:
@@ -189,6 +191,7 @@ class Difference:
             **({} if self.compiled is None else {"compiled": self.compiled.to_json()}),
             "fields": [change.to_json() for change in self.fields],
             "said": [change.to_json() for change in self.requested],
+            **({"training_only": _pair(list(rows) for rows in self.training_only)} if any(self.training_only) else {}),
         }
 
 
@@ -216,6 +219,7 @@ def difference(before: Row, after: Row) -> Difference:
         answers=(before.get("answer"), after.get("answer")),
         fields=fields,
         requested=requested,
+        training_only=(before.get("training_only", ()), after.get("training_only", ())),
     )
 
 

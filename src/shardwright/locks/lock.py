@@ -34,6 +34,7 @@ from shardwright.locks.saved_plan import (
     TENSOR,
     TEXT,
     TEXTS,
+    TRAINING_ONLY,
     Fields,
     NotSavedError,
     check_compiled,
@@ -69,6 +70,7 @@ ONE_A_LINE = (
     ("declaration", "mesh"),
     ("declaration", "roles"),
     ("declaration", "rules"),
+    ("training_only",),
     ("tensors",),
     ("collectives",),
     ("memory",),
@@ -102,6 +104,7 @@ class Lock:
             "request": self.request.to_json(),
             "declaration": dict(self.declared),
             "choices": list(self.plan.get("choices", ())),
+            **({"training_only": list(self.plan["training_only"])} if "training_only" in self.plan else {}),
             "tensors": list(self.plan["tensors"]),
             "collectives": list(self.plan["collectives"]),
             "memory": dict(self.plan["memory"]),
@@ -117,6 +120,9 @@ def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[
     """The lock of a plan. ``layout``: as declared, with `auto` where the plan has what `auto` chose."""
     # In the form in which it would be read again, so that a plan and its lock are compared in one form.
     rows = json.loads(json.dumps(plan.to_json()))
+    # A file may take from a model with experts what the model by its name lacks: then none is said too.
+    training = rows.get("training_only", [])
+    says_training = bool(training) or plan.request.table.top_k is not None
     return Lock(
         request=request,
         declared=json.loads(json.dumps(declaration(layout))),
@@ -125,6 +131,7 @@ def lock_of(request: LockRequest, layout: Layout, plan: Plan, compiled: Mapping[
             **({"pipeline": {name: rows["pipeline"][name] for name in DECIDED}} if "pipeline" in rows else {}),
             **({} if rows["answer"] is None else {"answer": _rounded(rows["answer"])}),
             "choices": [{"what": row["what"], "chosen": row["chosen"]} for row in rows["choices"]],
+            **({"training_only": training} if says_training else {}),
             "tensors": [_locked_tensor(row, rows["mesh"]) for row in rows["tensors"]],
             "collectives": [_locked_collective(row, rows["mesh"]) for row in rows["collectives"]],
             "memory": rows["memory"],
@@ -197,12 +204,13 @@ def read_lock(value: object, source: str) -> Lock:
 
 
 NOT_OF_THE_PLAN = (MARK, "request", "declaration", "compiled")
-LISTS = ("choices", "tensors", "collectives", "memory")
+LISTS = ("choices", "training_only", "tensors", "collectives", "memory")
 
 FOLLOWS = ("shard_group", "replica_group", "unpadded_shape")
 
 IN_ROWS: Mapping[str, Sequence[str]] = {
     "choices": [name for name in CHOICE if name not in ("costs", "wire_bytes")],
+    "training_only": tuple(TRAINING_ONLY),
     "tensors": [name for name in TENSOR if name not in FOLLOWS],
     "collectives": [name for name in COLLECTIVE if name != "seconds"],
 }

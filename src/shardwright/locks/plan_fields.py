@@ -20,6 +20,7 @@ NOT_COMPARED: Mapping[str, str] = {
     "layout": "a name",
     "findings": "they follow from thresholds, which may be corrected; the number of errors is reported",
     "answer": "times follow from numbers of the hardware; the answers of both sides are shown",
+    "training_only": "what no engine computes, and no placement: it is shown",
     "step": "times follow from numbers of the hardware",
     "collectives.seconds": "times follow from numbers of the hardware",
     "choices.costs": "the costs by which `auto` chose",

@@ -172,6 +172,7 @@ CHOICE: Fields = {
     "costs": maybe(object_of(NUMBER)),
     "wire_bytes": maybe(object_of(WHOLE)),
 }
+TRAINING_ONLY: Fields = {"key": needed(TEXT), "value": needed(TEXT), "part": needed(TEXT)}
 FINDING: Fields = {"severity": needed(one_of(SEVERITIES)), "code": maybe(TEXT), "where": maybe(TEXT)}
 COMPILED: Fields = {"target": needed(TEXT), "versions": needed(object_of(TEXT))}
 COMPILED_MEMORY = ("arguments_bytes", "temporaries_bytes", "output_bytes", "aliased_bytes", "peak_bytes")
@@ -208,8 +209,9 @@ def check_plan(plan: object, *, findings: bool = True) -> Mapping[str, Any]:
             raise NotSavedError(f"'tensors' {number} is '{row['name']}', which 'tensors' {first} is already")
     for number, row in enumerate(check_rows(found, "collectives", COLLECTIVE)):
         _check_component(f"'collectives' {number}", row["component"])
-    if "choices" in found:
-        check_rows(found, "choices", CHOICE)
+    for key, fields in (("choices", CHOICE), ("training_only", TRAINING_ONLY)):
+        if key in found:
+            check_rows(found, key, fields)
     if "precision" in found:
         _check_precision(found["precision"])
     if "pipeline" in found:

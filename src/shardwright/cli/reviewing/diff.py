@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from shardwright.cli.reviewing.locked_request import options_of
+from shardwright.cli.reviewing.locked_request import options_of_lock
 from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import PlanOptions
@@ -65,7 +65,7 @@ def _as_locked(side: str, lock: Lock, model: str | None, options: PlanOptions) -
         if (value := getattr(options, name)) != getattr(untouched, name)
     }
     # The `move` of the other layout is its own: it is compared too.
-    return lock.request.model, replace(options_of(lock.request, Path(side)), **{"move": None, **given})
+    return lock.request.model, replace(options_of_lock(lock, Path(side)), **{"move": None, **given})
 
 
 def typed_sides(

@@ -113,6 +113,10 @@ def _summary(path: Path, lock: Lock, before: str | None, text: str, compiled: st
     lines = [
         f"{path}: {did}",
         f"  holds        {num_tensors} tensors and {num_collectives} collectives of {rows['model']} under {rows['layout']}",
+        *(
+            f"  warning      training here lacks {row['part']} ('{row['key']}': {row['value']})"
+            for row in rows.get("training_only", ())
+        ),
         *([f"  compiled     {compiled}"] if compiled else []),
         *(
             [f"  chosen       {options_text(for_chips)}, for {lock.request.chips}; held as if typed"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from shardwright.cli.typed.values import moves, settings
 from shardwright.cli.typed.written import typed_options
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.optimizer import ADAMW
+from shardwright.core.model.training_only import TrainingOnly
 from shardwright.core.recipes.presets import PRESETS
 from shardwright.layouts import preset_names
 from shardwright.layouts.policy_file import is_file
@@ -68,7 +70,7 @@ def request_of_lock(lock: Lock, path: Path) -> TypedRequest:
     FindingsError for a layout file that is not a valid layout.
     """
     try:
-        return typed_request(lock.request.model, layout_of(lock.request, path), options_of(lock.request, path))
+        return typed_request(lock.request.model, layout_of(lock.request, path), options_of_lock(lock, path))
     except InputError as error:
         raise InputError(f"{path}: its request cannot be planned: {error}") from None
 
@@ -105,6 +107,13 @@ def options_of(request: LockRequest, path: Path) -> PlanOptions:
         stages=request.stages,
         hops=request.hops,
     )
+
+
+def options_of_lock(lock: Lock, path: Path) -> PlanOptions:
+    """The options of a lock's request, with what the lock says of training alone."""
+    rows = lock.plan.get("training_only")
+    training = None if rows is None else tuple(TrainingOnly(**row) for row in rows)
+    return replace(options_of(lock.request, path), training_only=training)
 
 
 def layout_of(request: LockRequest, path: Path) -> str | None:

@@ -42,14 +42,19 @@ def with_named_model(verb: Verb, *, shows: bool = True, has_findings: bool = Tru
         sys.stderr.write(
             f"{verb.model} is {name}{given}{f' --dtype {dtype}' if dtype and not verb.plan.dtype else ''}\n"
         )
-        if model.findings and not has_findings:
+        if model.besides and not has_findings:
             from shardwright.report.plan.findings_view import findings_list
 
-            write_view(lambda width: findings_list(model.findings, width), sys.stderr)
+            write_view(lambda width: findings_list(model.besides, width), sys.stderr)
     pairs = tuple(f"{key}={value}" for key, value in values.items())
-    return replace(
-        verb, model=name, plan=replace(verb.plan, set=(pairs,) if pairs else (), dtype=dtype, besides=model.findings)
+    options = replace(
+        verb.plan,
+        set=(pairs,) if pairs else (),
+        dtype=dtype,
+        besides=model.besides,
+        training_only=model.table.training_only,
     )
+    return replace(verb, model=name, plan=options)
 
 
 def _is_path(model: str) -> bool:

@@ -15,6 +15,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.mesh.hops import AUTO, WAYS
 from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
+from shardwright.core.model.training_only import TrainingOnly
 from shardwright.storage.url import Place, local_path, parsed_place
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
 from shardwright.training.options import SAVED_METRICS
@@ -191,6 +192,8 @@ class PlanOptions:
     """Print one JSON object on stdout."""
     besides: Hidden[tuple[Finding, ...]] = ()
     """What the configuration of the model has besides its table: no option, and a part of every plan."""
+    training_only: Suppress[Fixed[tuple[TrainingOnly, ...] | None]] = None
+    """What the configuration says of training alone; None: as the model by its name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,6 +83,8 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
     devices is requested. Raises InputError for values that cannot be read.
     """
     table = build(model, settings(options.set))
+    if options.training_only is not None:
+        table = replace(table, training_only=options.training_only)
     chosen: dict[str, str] = {}
     if layout_name is None:
         chosen["--layout"] = table.natural_layout

@@ -28,6 +28,7 @@ OF_ONE_START = frozenset(
         "join_timeout",
         "stall_timeout",
         "besides",
+        "training_only",
     }
 )
 """What belongs to a command and not to its run: a run that goes on does not take it from the command before."""

@@ -27,6 +27,7 @@ engine_stages.py  SW415 of pipelines
 engine_policies.py  SW415 of policies of recomputation
 engine_recipes.py  SW415 of recipes of low precision
 window.py         SW415 of rows beyond a window of attention
+training_only.py  SW123: what a model says of its training alone, and no engine computes
 
 A draft has candidates for a fix. ``check`` prints the first candidate that works: it plans the changed request, runs the
 checks again, and accepts the candidate if the finding is gone, or is only information, and no error is new.
@@ -54,6 +55,7 @@ from shardwright.core.checks.rows import rows_and_tokens
 from shardwright.core.checks.stages import stages
 from shardwright.core.checks.storage import another_dim, too_small
 from shardwright.core.checks.strides import strides
+from shardwright.core.checks.training_only import training_only
 from shardwright.core.checks.two_dims import two_dims
 from shardwright.core.checks.units import padded, split_units
 from shardwright.core.checks.unused import unused
@@ -96,6 +98,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     blocks_split,
     dequantized,
     not_run,
+    training_only,
 )
 
 

@@ -5,4 +5,5 @@ architecture.py  the architecture as JSON values, and where two differ
 capacity.py      how many assignments an expert and a receive buffer hold
 precision.py     dtypes of computations, stored results, transfers and sums
 optimizer.py     what an optimizer keeps between two steps
+training_only.py what its configuration says of training alone, and is not computed
 """

@@ -11,6 +11,7 @@ from math import prod
 from typing import Any, Literal
 
 from shardwright.core.findings.bounds import within
+from shardwright.core.model.training_only import TrainingOnly
 
 Contraction = tuple[str, str]
 """A contracted dim, as a (component, logical axis) pair."""
@@ -173,6 +174,7 @@ class ModelTable:
     own program.
     ``dtype``: that of the computation unless the request gives another.
     ``architecture``: what the engines need beyond shapes; None for a user's own program.
+    ``training_only``: what its configuration says of training alone, and neither engine computes.
 
     Raises InputError for more layers or a longer dim than the bounds allow (``core/findings/bounds.py``).
     """
@@ -195,6 +197,7 @@ class ModelTable:
     natural_mesh: Mapping[str, int] | None = None
     natural_batch: int | None = None
     natural_length: int | None = None
+    training_only: tuple[TrainingOnly, ...] = ()
 
     def __post_init__(self) -> None:
         within(f"{self.name}: num_layers", self.num_layers, "layers")

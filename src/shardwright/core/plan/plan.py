@@ -325,6 +325,7 @@ class Plan:
             **({} if request.loss_chunks == 1 else {"loss_chunks": request.loss_chunks}),
             **({} if request.precision is None else {"precision": self._precision_json()}),
             "num_parameters": request.table.num_parameters,
+            **({"training_only": [row.to_json() for row in rows]} if (rows := request.table.training_only) else {}),
             "groups": {"dp": list(self.dp), "cp": list(self.cp), "loss": list(self.loss_axes)},
             "roles": {axis: dict(entry.roles) for axis, entry in request.layout.entries.items()},
             "tensors": [tensor.to_json() for tensor in self.tensors],

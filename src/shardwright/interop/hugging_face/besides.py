@@ -6,21 +6,27 @@ from collections.abc import Iterator
 
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.faults import shown
+from shardwright.core.model.training_only import TrainingOnly
 from shardwright.interop.hugging_face.keys import PublishedType
 from shardwright.interop.hugging_face.published import Published
 from shardwright.interop.hugging_face.rope import rope_key, unread_of_rope
-from shardwright.interop.training_only import training_only
 
 QUANTIZED = "quantization_config"
 
 
-def besides(published: Published, kind: PublishedType) -> Iterator[Finding]:
-    """What changes only training, and what is not read. ``published``: with each key under one name."""
+def training_only(published: Published, kind: PublishedType) -> Iterator[TrainingOnly]:
+    """What changes only training. ``published``: with each key under one name."""
     for key, training in kind.training.items():
         value = published.values.get(key, training.default)
         if value not in training.neutral:
             source = "" if key in published.values else f" by default of transformers' {kind.of_class}"
-            yield training_only(key, f"{shown(value)}{source}", training.part, published.place(key))
+            yield TrainingOnly(
+                key=key, value=f"{shown(value)}{source}", part=training.part, position=published.place(key)
+            )
+
+
+def besides(published: Published, kind: PublishedType) -> Iterator[Finding]:
+    """What is not read. ``published``: with each key under one name."""
     for key in published.values:
         if key not in kind.read:
             yield _unread(published, key, f"no key of transformers' {kind.of_class or 'class'}")

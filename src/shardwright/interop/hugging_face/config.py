@@ -13,12 +13,13 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+from shardwright.core.checks.training_only import training_only_finding
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.faults import shown
 from shardwright.core.model.precision import TRAINED_IN
 from shardwright.core.model.table import ModelTable
-from shardwright.interop.hugging_face.besides import besides, defaults_text
+from shardwright.interop.hugging_face.besides import besides, defaults_text, training_only
 from shardwright.interop.hugging_face.keys import TYPES, Only, PublishedType
 from shardwright.interop.hugging_face.missing_parts import MISSING
 from shardwright.interop.hugging_face.published import Published
@@ -41,7 +42,13 @@ class Model:
     name: str
     size: Size[Any]
     table: ModelTable
-    findings: tuple[Finding, ...]
+    besides: tuple[Finding, ...]
+    """Findings about the file that are not of its table."""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings about the file."""
+        return (*map(training_only_finding, self.table.training_only), *self.besides)
 
 
 def model_of(published: Published) -> Model:
@@ -64,13 +71,18 @@ def model_of(published: Published) -> Model:
         more = f" {defaults[0].upper()}{defaults[1:]}." if defaults else ""
         raise InputError(f"{published.source}: {error}{more}") from None
     name = _name(published)
-    size = Size(config=config, natural=_natural(filled, config), dtype=_dtype(published))
+    size = Size(
+        config=config,
+        natural=_natural(filled, config),
+        dtype=_dtype(published),
+        training_only=tuple(training_only(stated, kind)),
+    )
     return Model(
         family=kind.family,
         name=name,
         size=size,
         table=FAMILIES[kind.family][1](name, size),
-        findings=tuple(besides(stated, kind)),
+        besides=tuple(besides(stated, kind)),
     )
 
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from shardwright.core.model.training_only import AUXILIARY_LOSS, LOSS_OF_EACH_SEQUENCE, PREDICTION_LAYERS
+
 NOTHING = (None, False, 0)
 """Values with which a part is absent. They equal 0.0 too."""
 
@@ -30,7 +32,7 @@ class Only:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOnly:
+class OfTraining:
     """``neutral``: with which it changes nothing. ``part``: what is not computed here. ``default``: that of a class; None where it has none."""
 
     part: str
@@ -49,7 +51,7 @@ class PublishedType:
     of_class: str | None
     defaults: Mapping[str, object]
     only: Mapping[str, Only] = field(default_factory=dict)
-    training: Mapping[str, TrainingOnly] = field(default_factory=dict)
+    training: Mapping[str, OfTraining] = field(default_factory=dict)
     inert: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
@@ -163,18 +165,18 @@ DEEPSEEK_CODE = Only(
 )
 """What DeepSeek published beside its weights before transformers had the classes."""
 
-DROPOUT = {"attention_dropout": TrainingOnly(part="dropout of attention", default=0.0)}
-AUXILIARY = TrainingOnly(part="the auxiliary loss that balances the experts: nothing does here")
+DROPOUT = {"attention_dropout": OfTraining(part="dropout of attention", default=0.0)}
+AUXILIARY = OfTraining(part=AUXILIARY_LOSS)
 MIXTRAL_TRAINING = {
     **DROPOUT,
-    "router_aux_loss_coef": TrainingOnly(part=AUXILIARY.part, default=0.001),
-    "output_router_logits": TrainingOnly(part=AUXILIARY.part, default=False),
-    "router_jitter_noise": TrainingOnly(part="noise on the inputs of the router", default=0.0),
+    "router_aux_loss_coef": OfTraining(part=AUXILIARY.part, default=0.001),
+    "output_router_logits": OfTraining(part=AUXILIARY.part, default=False),
+    "router_jitter_noise": OfTraining(part="noise on the inputs of the router", default=0.0),
 }
 DEEPSEEK_TRAINING = {
     **DROPOUT,
     "aux_loss_alpha": AUXILIARY,
-    "seq_aux": TrainingOnly(part="an auxiliary loss of each sequence"),
+    "seq_aux": OfTraining(part=LOSS_OF_EACH_SEQUENCE),
 }
 
 GROUPED = {
@@ -200,8 +202,6 @@ DEEPSEEK_ONLY = {
     "tie_word_embeddings": NO_TIE,
     "moe_layer_freq": Only(values=(None, 1), part="layers with and without experts in turn"),
 }
-PREDICTION = "layers for multi-token prediction, and their loss"
-
 V3_DEFAULTS = {
     "vocab_size": 129280,
     "hidden_size": 7168,
@@ -233,7 +233,7 @@ V3_ONLY = {
     "scoring_func": Only(values=(None, "sigmoid")),
     "topk_method": Only(values=(None, "noaux_tc")),
 }
-V3_TRAINING = {**DEEPSEEK_TRAINING, "num_nextn_predict_layers": TrainingOnly(part=PREDICTION, default=1)}
+V3_TRAINING = {**DEEPSEEK_TRAINING, "num_nextn_predict_layers": OfTraining(part=PREDICTION_LAYERS, default=1)}
 V3_INERT = {**DEEPSEEK_INERT, "output_router_logits": _OUTPUTS}
 
 TYPES = {
@@ -344,7 +344,7 @@ TYPES = {
             "rope_interleave": True,
         },
         only=V3_ONLY,
-        training={**DEEPSEEK_TRAINING, "num_nextn_predict_layers": TrainingOnly(part=PREDICTION)},
+        training={**DEEPSEEK_TRAINING, "num_nextn_predict_layers": OfTraining(part=PREDICTION_LAYERS)},
         inert=V3_INERT,
     ),
 }

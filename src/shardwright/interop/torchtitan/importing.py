@@ -165,7 +165,7 @@ def imported(request: TorchTitanRequest, section: Section, table: ModelTable | N
         try:
             plan = make_plan(_request(request, section, layout, table, rows, degrees, stages, remat))
             # TorchTitan trains it, so our engine need not be able to.
-            findings += [one for one in plan.findings if one.severity != "info" and one.code != NOT_RUN]
+            findings += [one for one in plan.findings if one.severity != "info" and one.code not in (NOT_RUN, "SW123")]
         except FindingsError as error:
             findings += error.findings
         if request.batch is None:

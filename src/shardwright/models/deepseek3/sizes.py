@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.model.training_only import AUXILIARY_LOSS, LOSS_OF_EACH_SEQUENCE, PREDICTION_LAYERS, published
 from shardwright.models.parts.rope import Rope
 from shardwright.models.parts.size import Natural, Size, require_at_most, require_multiple, require_positive
 
@@ -95,6 +96,14 @@ class DeepSeek3Config:
             require_at_most(best_of_a_group=2, experts_per_group=self.num_experts // self.num_groups)
 
 
+BALANCE = (
+    *published(AUXILIARY_LOSS, aux_loss_alpha="0.001"),
+    *published(LOSS_OF_EACH_SEQUENCE, seq_aux="true"),
+)
+"""What the published configurations say of training alone; of ``test``, as of ``671b``."""
+
+PREDICTION = published(PREDICTION_LAYERS, num_nextn_predict_layers="1")
+
 SIZES = {
     "test": Size(
         config=DeepSeek3Config(
@@ -115,6 +124,7 @@ SIZES = {
         ),
         natural=Natural(layout="ep-as-cp", mesh={"data": 1, "fsdp": 2, "expert": 4}, batch=8, length=128),
         dtype="float32",
+        training_only=(*BALANCE, *PREDICTION),
     ),
     "16b": Size(
         config=DeepSeek3Config(
@@ -139,6 +149,7 @@ SIZES = {
             rope=ROPE_LITE,
         ),
         natural=Natural(layout="ep-as-cp", mesh={"data": 1, "fsdp": 4, "expert": 4}, batch=8, length=4096),
+        training_only=BALANCE,
     ),
     "671b": Size(
         config=DeepSeek3Config(
@@ -157,5 +168,6 @@ SIZES = {
             num_shared_experts=1,
         ),
         natural=Natural(layout="ep-as-cp", mesh={"data": 1, "fsdp": 16, "expert": 8}, batch=64, length=4096),
+        training_only=(*BALANCE, *PREDICTION),
     ),
 }

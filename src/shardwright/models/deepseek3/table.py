@@ -64,4 +64,4 @@ def architecture(config: DeepSeek3Config) -> Architecture:
 
 def table(name: str, size: Size[DeepSeek3Config]) -> ModelTable:
     """The table of a DeepSeek-V3 model of any size."""
-    return assemble("deepseek3", name, architecture(size.config), size.natural, size.dtype, NAMES)
+    return assemble("deepseek3", name, architecture(size.config), size, NAMES)

@@ -30,4 +30,4 @@ def architecture(config: Llama3Config) -> Architecture:
 
 def table(name: str, size: Size[Llama3Config]) -> ModelTable:
     """The table of a Llama 3 model of any size."""
-    return assemble("llama3", name, architecture(size.config), size.natural, size.dtype)
+    return assemble("llama3", name, architecture(size.config), size)

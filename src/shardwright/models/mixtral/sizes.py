@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from shardwright.core.model.training_only import AUXILIARY_LOSS, published
 from shardwright.models.parts.rope import Rope
 from shardwright.models.parts.size import Natural, Size, require_at_most, require_multiple, require_positive
 
@@ -47,18 +48,27 @@ class MixtralConfig:
             require_positive(capacity_factor=float(self.capacity_factor))
 
 
+BALANCE = {
+    name: published(AUXILIARY_LOSS, router_aux_loss_coef=value)
+    for name, value in (("test", "0.02"), ("8x7b", "0.02"), ("8x22b", "0.001"))
+}
+"""What the published configurations say of training alone; of ``test``, as of ``8x7b``."""
+
 SIZES = {
     "test": Size(
         config=MixtralConfig(num_layers=4, embed=128, num_heads=8, num_kv_heads=4, head_dim=16, mlp=256, vocab=2048),
         natural=Natural(layout="ep", mesh={"data": 1, "fsdp": 2, "expert": 4}, batch=8, length=128),
         dtype="float32",
+        training_only=BALANCE["test"],
     ),
     "8x7b": Size(
         config=MixtralConfig(num_layers=32, embed=4096, num_heads=32, num_kv_heads=8, head_dim=128, mlp=14_336),
         natural=Natural(layout="ep", mesh={"data": 1, "fsdp": 1, "expert": 8}, batch=8, length=4096),
+        training_only=BALANCE["8x7b"],
     ),
     "8x22b": Size(
         config=MixtralConfig(num_layers=56, embed=6144, num_heads=48, num_kv_heads=8, head_dim=128, mlp=16_384),
         natural=Natural(layout="ep", mesh={"data": 1, "fsdp": 8, "expert": 8}, batch=64, length=4096),
+        training_only=BALANCE["8x22b"],
     ),
 }

@@ -45,4 +45,4 @@ def architecture(config: MixtralConfig) -> Architecture:
 
 def table(name: str, size: Size[MixtralConfig]) -> ModelTable:
     """The table of a Mixtral model of any size."""
-    return assemble("mixtral", name, architecture(size.config), size.natural, size.dtype, NAMES)
+    return assemble("mixtral", name, architecture(size.config), size, NAMES)

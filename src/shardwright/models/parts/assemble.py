@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from shardwright.core.model.table import ModelTable
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention
@@ -12,18 +13,17 @@ from shardwright.models.parts.experts import PublishedNames, experts_feed_forwar
 from shardwright.models.parts.feed_forward import dense_feed_forward, feed_forward_norms
 from shardwright.models.parts.latent_attention import latent_attention
 from shardwright.models.parts.rows import TableRows, joined, num_layers
-from shardwright.models.parts.size import Natural
+from shardwright.models.parts.size import Size
 
 
 def assemble(
     family: str,
     name: str,
     architecture: Architecture,
-    natural: Natural,
-    dtype: str,
+    size: Size[Any],
     names: PublishedNames | None = None,
 ) -> ModelTable:
-    """The table of an architecture; ``names`` are needed if it has experts."""
+    """The table of an architecture, with all of a size but its dimensions; ``names`` are needed if it has experts."""
     attention, experts = architecture.attention, architecture.experts
     groups = [
         ends(architecture),
@@ -46,16 +46,17 @@ def assemble(
         moves=rows.moves,
         operations=rows.operations,
         num_layers=num_layers(architecture.stacks),
-        dtype=dtype,
+        dtype=size.dtype,
         top_k=experts.top_k if experts else None,
         capacity_factor=experts.capacity_factor if experts else None,
         attention_window=attention.window if isinstance(attention, GroupedQueryAttention) else None,
         program="ours",
         architecture=architecture,
-        natural_layout=natural.layout,
-        natural_mesh=natural.mesh,
-        natural_batch=natural.batch,
-        natural_length=natural.length,
+        natural_layout=size.natural.layout,
+        natural_mesh=size.natural.mesh,
+        natural_batch=size.natural.batch,
+        natural_length=size.natural.length,
+        training_only=size.training_only,
     )
 
 

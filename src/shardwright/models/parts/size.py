@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.model.training_only import TrainingOnly
 
 Config = TypeVar("Config")
 
@@ -23,11 +24,12 @@ class Natural:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size(Generic[Config]):
-    """A named size. ``dtype`` is the dtype of its computation."""
+    """A named size. ``dtype`` is the dtype of its computation; ``training_only``: what its configuration says of training alone."""
 
     config: Config
     natural: Natural
     dtype: str = "bfloat16"
+    training_only: tuple[TrainingOnly, ...] = ()
 
 
 def require_positive(**dimensions: int | float) -> None:

@@ -98,6 +98,8 @@ def _head(found: Difference, names: tuple[str, str], colors: AxisColors, of_side
         )
     elif found.mesh_moved and _larger_than_one(found.before) == _larger_than_one(found.after):
         notes.append("The mesh axes have another order or other links: the same shards are on other devices.")
+    rows = {row["key"]: row for side in found.training_only for row in side}
+    notes += [f"Training here lacks {row['part']} ('{row['key']}': {row['value']})." for row in rows.values()]
     for name, side in zip(names, (found.before, found.after), strict=True):
         if side.errors:
             notes.append(f"{name} has findings of severity error ({side.errors}): `shardwright plan` shows them.")
