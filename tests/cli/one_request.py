@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 from collections import Counter
@@ -16,12 +17,15 @@ from importlib import import_module
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from unittest.mock import patch
 
 from shardwright.cli.main import main as shardwright
-from shardwright.cli.typed.request import TypedRequest, options_text
+from shardwright.cli.reviewing.locked_request import layout_of, options_of
+from shardwright.cli.typed.request import TypedRequest, options_text, typed_request
 from shardwright.core.resolution.mesh_sizes import mesh_text
 from shardwright.layouts import load_layout, preset_names
+from shardwright.locks.lock_request import LockRequest
 
 MODULES = {
     "plan": "shardwright.cli.plan",
@@ -118,6 +122,24 @@ def resolved(verb: str, arguments: Sequence[str]) -> TypedRequest | str:
     return said.getvalue()
 
 
+def held(arguments: Sequence[str]) -> TypedRequest | str:
+    """What `check` makes of the request in the lock that a command would write."""
+    lock_verb, said = import_module(MODULES["lock"]), StringIO()
+    path = Path(arguments[arguments.index("--out") + 1])
+
+    def stop(request: LockRequest, *_: object) -> None:
+        again = LockRequest.from_json(json.loads(json.dumps(request.to_json())))
+        raise ReachedPlanError(typed_request(again.model, layout_of(again, path), options_of(again, path)))
+
+    faultless = patch.object(lock_verb, "planned", lambda _: SimpleNamespace(faults=()))
+    with faultless, patch.object(lock_verb, "lock_of", stop), redirect_stderr(said), redirect_stdout(said):
+        try:
+            shardwright(["lock", *arguments])
+        except ReachedPlanError as reached:
+            return reached.typed
+    return said.getvalue()
+
+
 def commands(tail: Tail, planned: TypedRequest | str, folder: Path) -> Mapping[str, Sequence[str]]:
     """The arguments of each other verb with the same tail. `diff` compares a layout with itself: the chosen one where none is typed."""
     of_verbs = {
@@ -144,10 +166,11 @@ def differing(tail: Tail) -> Iterator[str]:
     first = resolved("plan", tail.words)
     with TemporaryDirectory() as folder:
         for verb, arguments in commands(tail, first, Path(folder)).items():
-            other = resolved(verb, arguments)
-            requests = [one.request if isinstance(one, TypedRequest) else one for one in (first, other)]
-            if requests[0] != requests[1]:
-                yield f"{verb} {' '.join(arguments)}\n  plan: {requests[0]}\n  {verb}: {requests[1]}"
+            others = {verb: resolved(verb, arguments), **({"check": held(arguments)} if verb == "lock" else {})}
+            for name, other in others.items():
+                requests = [one.request if isinstance(one, TypedRequest) else one for one in (first, other)]
+                if requests[0] != requests[1]:
+                    yield f"{verb} {' '.join(arguments)}\n  plan: {requests[0]}\n  {name}: {requests[1]}"
 
 
 def main() -> None:

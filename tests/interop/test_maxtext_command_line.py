@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flax.linen import logical_to_mesh_axes
+from jax.sharding import PartitionSpec
 
 from shardwright.cli.main import main
 from shardwright.interop.maxtext.reading.known_keys import KNOWN_KEYS
@@ -104,6 +106,32 @@ def test_its_own_preset_imports_without_an_error(capsys, here):
     code, found = run(capsys, "custom_mesh_and_rule=ep-as-cp", "sparse_matmul=true", model="deepseek3-671b")
     assert (code, [each["where"] for each in found["findings"] if each["severity"] == "error"]) == (0, [])
     assert not [each for each in found["findings"] if "context_sharding" in each["where"]]
+
+
+def test_its_own_preset_gathers_the_input_of_grouped_attention(capsys, here):
+    """It has no rule for the length of that input, which Flax then leaves unsharded; latent attention names another length."""
+    (here / "rules.yml").write_text(CLEAN, encoding="utf-8")
+    preset = (
+        "custom_mesh_and_rule=ep-as-cp",
+        "sparse_matmul=true",
+        "ici_fsdp_parallelism=2",
+        "ici_expert_parallelism=4",
+    )
+    known = known_preset("ep-as-cp")
+    assert known is not None
+    rules = tuple((rule.name, rule.axes) for rule in known.rules or ())
+    for model, length, sharded in (
+        ("mixtral-8x7b", "activation_input_length_attn", None),
+        ("deepseek3-671b", "activation_length", "expert"),
+    ):
+        by_flax = logical_to_mesh_axes(("activation_batch_attn", length), rules)
+        assert by_flax == PartitionSpec(("data", "fsdp"), sharded)
+        _, found = run(capsys, *preset, model=model)
+        errors = [each for each in found["findings"] if each["severity"] == "error"]
+        assert [each["code"] for each in errors] == ([] if sharded else ["SW101"])
+        if errors:
+            assert "attention.input over 'expert'" in errors[0]["where"]
+            assert errors[0]["fix"] == "Write '[activation_input_length_attn, [expert]]'."
 
 
 def test_every_key_that_is_read_is_one_that_maxtext_has():
