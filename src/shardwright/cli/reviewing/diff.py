@@ -76,8 +76,8 @@ def typed_sides(
     typed = {side: _typed(side, model, options) for side in sides}
     rows = 0
     while for_chips:
-        chosen = {side: _with_rows(one, options, rows) for side, one in typed.items()}
-        numbers = {one.request.batch for one in chosen.values()}
+        chosen = {side: _with_rows(alone, options, rows) for side, alone in typed.items()}
+        numbers = {chosen[side].request.batch for side in sides}
         if len(numbers) <= 1:
             return chosen
         rows = max(numbers)

@@ -55,8 +55,8 @@ def compile_by_dry_run(plan: Plan, machine: Machine | None = None, keep_text: Pa
         began = perf_counter()
         program = _program(target, dry_run(plan), began)
     agreement = agree(plan, program)
-    found = compiled_findings(plan, program, agreement, settling_on(plan, machine), (unmatched, chip_memory))
-    return Compiled(plan=plan, program=program, agreement=agreement, findings=worst_first((*plan.findings, *found)))
+    findings = compiled_findings(plan, program, agreement, settling_on(plan, machine), (unmatched, chip_memory))
+    return Compiled(plan=plan, program=program, agreement=agreement, findings=worst_first((*plan.findings, *findings)))
 
 
 def _program(target: str, run: Any, began: float) -> CompiledProgram:
