@@ -62,6 +62,9 @@ SILENT: Mapping[str, str] = {
     "layout": "a name",
     "declaration.name": "a name",
     "compiled.versions.jax": "what compiled the same program",
+    **dict.fromkeys(
+        (f"training_only.{name}" for name in ("key", "value", "part")), "what no engine computes: it places nothing"
+    ),
 }
 """Leaves of a lock whose changes are not reported, and why."""
 
@@ -81,6 +84,7 @@ MAY_LACK: Mapping[str, str] = {
     "request.expert_buffer": "a buffer for the largest need, however it is written",
     "request.by_default": "what `lock` writes where the option is given, with the value that it has by default",
     "declaration.name": "a name",
+    "training_only": "what no engine computes: it places nothing",
     "declaration.roles.fsdp.weights": "the storage dims are the same without it: reported as declared in another form",
     "compiled": "what `lock` writes without --compiled",
 }

@@ -33,6 +33,8 @@ def test_it_says_what_it_wrote_and_how_to_check_it(typed):
     assert out == (
         "mixtral-test.mine.lock.json: written\n"
         "  holds        56 tensors and 24 collectives of mixtral-test under mine\n"
+        "  warning      training here lacks the auxiliary loss that balances the experts: nothing does here ('router_aux_loss_coef': "
+        "0.02 in the published configuration)\n"
         "  by default   --batch --length --engine --dtype --weights-dtype --moments-dtype --remat --microbatches\n"
         "  to check it  shardwright check mixtral-test.mine.lock.json\n"
     )
@@ -80,7 +82,7 @@ def test_a_tensor_and_a_collective_are_a_line_each(typed):
     typed(*LOCKING)
     lock, lines = held(), Path(LOCK).read_text(encoding="utf-8").splitlines()
     read = [json.loads(line.strip().rstrip(",")) for line in lines if line.startswith("  {")]
-    assert read == [*lock["tensors"], *lock["collectives"]]
+    assert read == [*lock["training_only"], *lock["tensors"], *lock["collectives"]]
     assert [line for line in lines if line.startswith('   "expert": {"input"')]
 
 
