@@ -23,7 +23,7 @@ from unittest.mock import patch
 from shardwright.cli.main import main as shardwright
 from shardwright.cli.reviewing.locked_request import layout_of, options_of
 from shardwright.cli.typed.request import TypedRequest, options_text, typed_request
-from shardwright.core.resolution.mesh_sizes import mesh_text
+from shardwright.core.resolution.mesh_sizes import Sizes, mesh_text
 from shardwright.layouts import load_layout, preset_names
 from shardwright.locks.lock_request import LockRequest
 
@@ -81,7 +81,7 @@ def drawn_tail(draw: random.Random) -> Tail:
         options += ["--devices", str(devices)]
     if layout is not None and draw.random() < 0.6:
         axes = list(load_layout(layout).mesh)
-        sizes = {axis: draw.choice(("1", "2", "2", "4", "8", "auto")) for axis in axes if draw.random() < 0.7}
+        sizes: Sizes = {axis: draw.choice((1, 2, 2, 4, 8, "auto")) for axis in axes if draw.random() < 0.7}
         options += ["--mesh", mesh_text(sizes)] if sizes else []
     several = {
         "--batch": ("8", "16", "32", "48"),

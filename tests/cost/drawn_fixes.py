@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import pytest
+
 from shardwright import FindingsError, load_layout, make_plan
 from shardwright.compiled.agreement.agreement import agree
 from shardwright.compiled.findings import compiled_findings
@@ -148,7 +150,8 @@ def _compiled_kind(finding: Finding, before: Plan, after: Plan, gain: float | No
     effect = finding.effect
     if effect is None or effect.after.bytes_per_device != after.memory.total_bytes_per_device:
         return "worse"
-    if after.step is not None and abs(effect.after.seconds / after.step.seconds - 1) > 1e-9:
+    seconds = None if after.step is None else after.step.seconds
+    if seconds is not None and effect.after.seconds != pytest.approx(seconds, rel=1e-9):
         return "worse"
     if finding.severity == "error":
         known = {(one.code, one.tensor, one.where) for one in before.errors}

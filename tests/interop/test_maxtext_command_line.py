@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flax.linen import logical_to_mesh_axes
+from flax.linen.spmd import logical_to_mesh_axes
 from jax.sharding import PartitionSpec
 
 from shardwright.cli.main import main

@@ -18,8 +18,7 @@ from shardwright.cli.typed.values import mesh_sizes
 from shardwright.cli.typed.verbs import DiffVerb
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.layout.layout import Auto
-from shardwright.core.resolution.mesh_sizes import mesh_text
+from shardwright.core.resolution.mesh_sizes import Sizes, mesh_text
 from shardwright.layouts import load_layout
 from shardwright.locks.difference import difference
 from shardwright.locks.lock import Lock
@@ -101,7 +100,7 @@ def _typed(side: str, model: str | None, options: PlanOptions) -> TypedRequest:
     name, sizes = _name_and_sizes(side)
     if options.mesh is not None:
         axes = load_layout(name).mesh
-        common = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
+        common: Sizes = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
         sizes = {**common, **sizes}
     return typed_request(model, name, replace(options, mesh=mesh_text(sizes) if sizes else None))
 
@@ -117,7 +116,7 @@ def _rows(side: str, typed: TypedRequest) -> Mapping[str, Any]:
         raise
 
 
-def _name_and_sizes(side: str) -> tuple[str, Mapping[str, int | Auto]]:
+def _name_and_sizes(side: str) -> tuple[str, Sizes]:
     """The layout's name and its axis sizes in ``NAME:AXIS=SIZE,...``."""
     name, colon, sizes = side.rpartition(":")
     if not colon or "=" not in sizes:

@@ -192,7 +192,7 @@ class PlanOptions:
     """Print one JSON object on stdout."""
     besides: Hidden[tuple[Finding, ...]] = ()
     """What the configuration of the model has besides its table: no option, and a part of every plan."""
-    training_only: Suppress[Fixed[tuple[TrainingOnly, ...] | None]] = None
+    training_only: Hidden[tuple[TrainingOnly, ...] | None] = None
     """What the configuration says of training alone; None: as the model by its name."""
 
 
