@@ -152,6 +152,13 @@ CASES: tuple[Case, ...] = (
         neighbour={"layout": mine(EP, rest="move: {moe: ring}\n")},
     ),
     Case(
+        name="SW123-training",
+        model="deepseek3-test",
+        layout="ep",
+        options=EIGHT,
+        neighbour={"model": "llama3-test", "layout": "fsdp"},
+    ),
+    Case(
         name="SW405-dropless",
         model="mixtral-8x7b",
         layout="ep",
@@ -383,7 +390,6 @@ ELSEWHERE = {
     "SW109": "tests/interop/test_torchtitan.py",
     "SW112": "tests/golden/imports/SW112-restated.txt",
     "SW113": "tests/golden/imports/SW113-last-line.txt",
-    "SW123": "tests/interop/test_torchtitan.py",
     **{code: f"tests/golden/compiled_findings/{case.path.name}" for code, case in ON_PAGES.items()},
     # The case of a program that could be read is a warning.
     "SW313": "tests/compiled/test_tool_chain.py",
