@@ -97,11 +97,12 @@ def _typed(side: str, model: str | None, options: PlanOptions) -> TypedRequest:
             f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
             f"(A plan that was saved with --json is a file that ends in .json.)"
         )
-    name, sizes = _name_and_sizes(side)
+    name, of_side = _name_and_sizes(side)
+    sizes: Sizes = of_side
     if options.mesh is not None:
         axes = load_layout(name).mesh
         common: Sizes = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
-        sizes = {**common, **sizes}
+        sizes = {**common, **of_side}
     return typed_request(model, name, replace(options, mesh=mesh_text(sizes) if sizes else None))
 
 
