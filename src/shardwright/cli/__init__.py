@@ -1,7 +1,8 @@
-"""The command line: `shardwright plan | compile | diff | lock | check | explain | train | calibrate | ckpt | import | export`.
+"""The command line: `shardwright plan | compile | diff | lock | check | list | explain | train | calibrate | ckpt | import | export`.
 
 main.py     the entry point: verbs, exit codes, errors
 plan.py     `plan`
+listing.py  `list`
 explain.py  `explain`
 ckpt.py     `ckpt show`, `verify`, `reshard`, `import` and `export`
 arguments/  the grammar of a command line, its help, and what is said of a wrong one

@@ -32,6 +32,7 @@ from shardwright.cli.typed.verbs import (
     CompileVerb,
     DiffVerb,
     ExplainVerb,
+    ListVerb,
     LockVerb,
     PlanVerb,
     TrainVerb,
@@ -178,6 +179,10 @@ def _run(verb: Any, arguments: Sequence[str]) -> int:
             from shardwright.cli.reviewing.check import run_check
 
             return run_check(verb)
+        case ListVerb():
+            from shardwright.cli.listing import run_list
+
+            return run_list(verb)
         case ExplainVerb():
             from shardwright.cli.explain import run_explain
 

@@ -6,6 +6,8 @@ compile/            a compiled program, compared with its plan
 review/             the differences between two plans
 interop/            files of other programs
 checkpoint_view.py  the contents of a checkpoint
+list_view.py         the names that options take
+why_view.py          a tensor, and what decided where it lies
 usage_view.py       the help of a verb, and a wrong command line
 run_progress.py     a run: a bar with loss, speed and time left
 """

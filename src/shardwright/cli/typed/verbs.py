@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from shardwright.cli.arguments.declared import Positional, Repeated, arg
 from shardwright.cli.arguments.verbs import subcommand
@@ -111,13 +111,30 @@ class CheckVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExplainVerb:
-    """Print the page of a finding: what its code means, an example with its fix, and why."""
+class ListVerb:
+    """List the names that options take: models, layouts, chips, recipes, optimizers or findings."""
 
-    code: Annotated[Positional[str], arg(metavar="CODE", help_behavior_hint="")]
-    """A code, as SW312."""
+    of: Annotated[
+        Positional[Literal["models", "layouts", "chips", "recipes", "optimizers", "findings"]],
+        arg(metavar="{models,layouts,chips,recipes,optimizers,findings}", help_behavior_hint=""),
+    ]
+    """Which names."""
     json: Flag = False
     """Print one JSON object on stdout."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplainVerb:
+    """Print the page of a finding: what its code means, an example with its fix, and why. Or, of a model's tensor under a layout, which axes
+    shard it and what decided that."""
+
+    model: Annotated[Positional[str], arg(metavar="CODE|MODEL", help_behavior_hint="")]
+    """A code, as SW312; or a model, as llama3-8b."""
+    tensor: Annotated[Positional[Text], arg(metavar="[TENSOR]", help_behavior_hint="")] = None
+    """The tensor of the model, as layers.attention.q."""
+    layout: Layout = None
+    """A preset, or the path of a layout file."""
+    plan: PlanOptions = field(default_factory=PlanOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,6 +322,7 @@ Verb = (
     | Annotated[DiffVerb, subcommand("diff")]
     | Annotated[LockVerb, subcommand("lock")]
     | Annotated[CheckVerb, subcommand("check")]
+    | Annotated[ListVerb, subcommand("list")]
     | Annotated[ExplainVerb, subcommand("explain")]
     | Annotated[TrainVerb, subcommand("train")]
     | Annotated[CalibrateVerb, subcommand("calibrate")]
