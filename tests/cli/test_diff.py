@@ -96,7 +96,7 @@ def test_a_layout_needs_a_model(capsys):
 
 def test_an_axis_that_neither_has_is_refused(capsys):
     text = message(capsys, "fsdp", "hsdp", "--model", "llama3-test", "--mesh", "fdsp=2")
-    assert text == "shardwright: --mesh: neither layout has a mesh axis 'fdsp'. Did you mean 'fsdp'?\n"
+    assert text == "shardwright: --mesh: no layout here has a mesh axis 'fdsp'. Did you mean 'fsdp'?\n"
 
 
 def test_sizes_of_a_side_that_cannot_be_read(capsys):

@@ -1,4 +1,4 @@
-"""The command line: `shardwright plan | compile | diff | lock | check | list | explain | train | calibrate | ckpt | import | export`.
+"""The command line: `shardwright plan | compile | diff | compare | lock | check | list | explain | train | calibrate | ckpt | import | export`.
 
 main.py     the entry point: verbs, exit codes, errors
 plan.py     `plan`
@@ -8,6 +8,6 @@ ckpt.py     `ckpt show`, `verify`, `reshard`, `import` and `export`
 arguments/  the grammar of a command line, its help, and what is said of a wrong one
 typed/      the options of every verb, as data, and how they become a request
 running/    `train` and `compile`
-reviewing/  `diff`, `lock` and `check`
+reviewing/  `diff`, `compare`, `lock` and `check`
 interop/    `import` and `export`
 """

@@ -29,6 +29,7 @@ from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.verbs import (
     CalibrateVerb,
     CheckVerb,
+    CompareVerb,
     CompileVerb,
     DiffVerb,
     ExplainVerb,
@@ -171,6 +172,10 @@ def _run(verb: Any, arguments: Sequence[str]) -> int:
             from shardwright.cli.reviewing.diff import run_diff
 
             return run_diff(verb)
+        case CompareVerb():
+            from shardwright.cli.reviewing.compare import run_compare
+
+            return run_compare(verb)
         case LockVerb():
             from shardwright.cli.reviewing.lock import run_lock
 

@@ -1,6 +1,8 @@
-"""The commands that compare plans: `diff`, `lock` and `check`.
+"""The commands that compare plans: `diff`, `compare`, `lock` and `check`.
 
 diff.py            `diff`
+compare.py         `compare`
+sides.py           what `diff` and `compare` compare: layouts, plans and locks
 lock.py            `lock`
 check.py           `check`
 checked.py         the check of one lock

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
-from shardwright.cli.reviewing.locked_request import options_of_lock
-from shardwright.cli.reviewing.saved_plan import is_saved, read_saved
+from shardwright.cli.reviewing.sides import compared_sides
 from shardwright.cli.typed.model_file import with_named_model
-from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
-from shardwright.cli.typed.request import TypedRequest, options_text, planned, typed_request, with_choice
-from shardwright.cli.typed.values import mesh_sizes
+from shardwright.cli.typed.request import options_text
 from shardwright.cli.typed.verbs import DiffVerb
-from shardwright.core.findings.errors import FindingsError, InputError
-from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.resolution.mesh_sizes import Sizes, mesh_text
-from shardwright.layouts import load_layout
 from shardwright.locks.difference import difference
-from shardwright.locks.lock import Lock
 
 SIDES = ("before", "after")
 
@@ -29,20 +17,9 @@ SIDES = ("before", "after")
 def run_diff(verb: DiffVerb) -> int:
     """Print what moves from A to B. Always 0."""
     verb = with_named_model(verb, has_findings=False)
-    sides = (verb.a, verb.b)
-    saved = {side: read_saved(side) for side in sides if is_saved(side)}
-    model, options = verb.model, verb.plan
-    locks = {side: one.lock for side, one in saved.items() if one.lock is not None}
-    if locks and len(saved) == 1:
-        model, options = _as_locked(*next(iter(locks.items())), model, options)
-    known = {axis for side in sides if side not in saved for axis in load_layout(_name_and_sizes(side)[0]).mesh}
-    if len(saved) < len(set(sides)):
-        _refuse_unknown(verb.plan, sorted(known))
-    layouts = [side for side in dict.fromkeys(sides) if side not in saved]
-    # What is left open beside a lock is as it is there.
-    typed = typed_sides(layouts, model, options, for_chips=not locks)
-    found = difference(*(saved[side].rows if side in saved else _rows(side, typed[side]) for side in sides))
-    chosen = [typed[side].for_chips if side in typed else {} for side in sides]
+    before, after = compared_sides((verb.a, verb.b), verb.model, verb.plan)
+    found = difference(before.rows, after.rows)
+    chosen = (before.chosen, after.chosen)
     if verb.plan.json:
         write_json({**found.to_json(), **({"chosen": dict(zip(SIDES, chosen, strict=True))} if any(chosen) else {})})
     else:
@@ -51,82 +28,3 @@ def run_diff(verb: DiffVerb) -> int:
         notes = [f"{options_text(choice)}: chosen for {verb.plan.chips}" if choice else "" for choice in chosen]
         write_view(difference_view(found, notes=(notes[0], notes[1])), sys.stdout)
     return 0
-
-
-def _as_locked(side: str, lock: Lock, model: str | None, options: PlanOptions) -> tuple[str, PlanOptions]:
-    """The model and the options of the lock at ``side``, except those that were given. Another model takes its own defaults."""
-    if model not in (None, lock.request.model):
-        return model, options
-    untouched = PlanOptions()
-    given = {
-        name: value
-        for name in PlanOptions.__dataclass_fields__
-        if (value := getattr(options, name)) != getattr(untouched, name)
-    }
-    # The `move` of the other layout is its own: it is compared too.
-    return lock.request.model, replace(options_of_lock(lock, Path(side)), **{"move": None, **given})
-
-
-def typed_sides(
-    sides: Sequence[str], model: str | None, options: PlanOptions, *, for_chips: bool = True
-) -> dict[str, TypedRequest]:
-    """The requests of layouts that are compared. ``for_chips``: what is left open is chosen for the chips; then all have the same rows, the
-    fewest that the devices of each layout share."""
-    typed = {side: _typed(side, model, options) for side in sides}
-    rows = 0
-    while for_chips:
-        chosen = {side: _with_rows(alone, options, rows) for side, alone in typed.items()}
-        numbers = {chosen[side].request.batch for side in sides}
-        if len(numbers) <= 1:
-            return chosen
-        rows = max(numbers)
-    return typed
-
-
-def _with_rows(typed: TypedRequest, options: PlanOptions, rows: int) -> TypedRequest:
-    """The request with what is chosen for its chips, and at least so many rows where they are not typed."""
-    request = typed.request
-    if options.batch is None:
-        typed = replace(typed, request=replace(request, batch=max(rows, request.batch)))
-    return with_choice(typed, request.layout.name, options)
-
-
-def _typed(side: str, model: str | None, options: PlanOptions) -> TypedRequest:
-    if model is None:
-        raise InputError(
-            f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
-            f"(A plan that was saved with --json is a file that ends in .json.)"
-        )
-    name, of_side = _name_and_sizes(side)
-    sizes: Sizes = of_side
-    if options.mesh is not None:
-        axes = load_layout(name).mesh
-        common: Sizes = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
-        sizes = {**common, **of_side}
-    return typed_request(model, name, replace(options, mesh=mesh_text(sizes) if sizes else None))
-
-
-def _rows(side: str, typed: TypedRequest) -> Mapping[str, Any]:
-    """A layout's plan in the form of its JSON."""
-    name, _ = _name_and_sizes(side)
-    try:
-        return planned(typed).to_json()
-    except FindingsError:
-        own = f"Give axis sizes for it alone after its name, as in {name}:AXIS=SIZE,..."
-        sys.stderr.write(f"shardwright: '{side}' has no plan, for the reason below. {own}\n\n")
-        raise
-
-
-def _name_and_sizes(side: str) -> tuple[str, Sizes]:
-    """The layout's name and its axis sizes in ``NAME:AXIS=SIZE,...``."""
-    name, colon, sizes = side.rpartition(":")
-    if not colon or "=" not in sizes:
-        return side, {}
-    return name, mesh_sizes(sizes, f"'{side}'")
-
-
-def _refuse_unknown(options: PlanOptions, known: list[str]) -> None:
-    """--mesh may name axes that one layout lacks, but not an axis that both lack."""
-    for axis in mesh_sizes(options.mesh) if options.mesh is not None else ():
-        if axis not in known:
-            raise InputError(f"--mesh: neither layout has a mesh axis '{axis}'. {did_you_mean(axis, known)}")

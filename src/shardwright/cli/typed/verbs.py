@@ -80,6 +80,20 @@ class DiffVerb:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompareVerb:
+    """Show layouts side by side, a column each: memory, step time, tokens a second, bytes, and which is the fastest that fits.
+
+    Each is a preset, the path of a layout file, a lock, or a plan that `plan --json` wrote to a .json file, as for `diff`.
+    """
+
+    sides: Annotated[Positional[tuple[str, ...]], arg(metavar="A B ...", help_behavior_hint="")] = ()
+    """What is compared."""
+    model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
+    """A model by name, as deepseek3-test, or a model folder of Hugging Face."""
+    plan: PlanOptions = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LockVerb:
     """Write the plan of a model under a layout to a file to commit, which `check` compares later."""
 
@@ -320,6 +334,7 @@ Verb = (
     Annotated[PlanVerb, subcommand("plan")]
     | Annotated[CompileVerb, subcommand("compile")]
     | Annotated[DiffVerb, subcommand("diff")]
+    | Annotated[CompareVerb, subcommand("compare")]
     | Annotated[LockVerb, subcommand("lock")]
     | Annotated[CheckVerb, subcommand("check")]
     | Annotated[ListVerb, subcommand("list")]

@@ -36,17 +36,23 @@ AS_FAST = 0.01
 def answers_section(answers: Sequence[Answered | None], names: Sequence[str], width: int) -> RenderableType:
     """The figures of each plan in a column, and, of two plans, which is faster and by how much."""
     columns = [Column(header=""), *(Column(header=name, right=True) for name in names)]
-    cells = [
-        [Text(title), *(Text(NOT_SAID if value is None else shown(value)) for value in values)]
-        for title, place, shown in LINES
-        if any(values := [_at(answer, place) for answer in answers]) or any(value is False for value in values)
-    ]
+    cells = [[Text(cell) for cell in row] for row in answer_rows(answers)]
     verdict = [paragraph(faster(answers, names))] if len(answers) == 2 else []
     return section(
         "on its chips",
         aligned(columns, [RowGroup(cells=cells)], width),
         *(text for text in verdict if text.plain.strip()),
     )
+
+
+def answer_rows(answers: Sequence[Answered | None]) -> list[list[str]]:
+    """A line for each figure that an answer has: its name, and its value in each."""
+    lines = ((title, [_at(answer, place) for answer in answers], shown) for title, place, shown in LINES)
+    return [
+        [title, *(NOT_SAID if value is None else shown(value) for value in values)]
+        for title, values, shown in lines
+        if any(value is not None for value in values)
+    ]
 
 
 def faster(answers: Sequence[Answered | None], names: Sequence[str]) -> str:
