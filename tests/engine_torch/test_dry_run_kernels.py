@@ -17,9 +17,9 @@ from shardwright.engine_torch.io.fused import fused
 from shardwright.engine_torch.io.private import without_values
 
 ROWS, LENGTH = 16, 512
-H100, A100 = (
+B200, H100, A100 = (
     Chip(name=name, usable_bytes=80 * 2**30, source="here", capability=capability)
-    for name, capability in (("an H100", (9, 0)), ("an A100", (8, 0)))
+    for name, capability in (("a B200", (10, 0)), ("an H100", (9, 0)), ("an A100", (8, 0)))
 )
 
 
@@ -43,7 +43,14 @@ def peak(chip: Chip, recipe: str | None) -> int:
 
 @pytest.mark.parametrize(
     ("chip", "recipe"),
-    [(H100, "fp8-current"), (H100, "fp8-block"), (H100, "mxfp8"), (A100, "fp8-current")],
+    [
+        (H100, "fp8-current"),
+        (H100, "fp8-block"),
+        (H100, "mxfp8"),
+        (A100, "fp8-current"),
+        (B200, "mxfp8"),
+        (B200, "fp8-block"),
+    ],
     ids=lambda one: getattr(one, "name", one),
 )
 def test_products_of_codes_are_those_of_the_chip(chip: Chip, recipe: str) -> None:

@@ -17,8 +17,9 @@ from shardwright.engine_torch.modules import GroupedLinear, LayerNormLinear, Lay
 from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts import precision
 from shardwright.engine_torch.precision.kernels import product_device
+from tests.precision import documented
 
-H100, A100 = Device(kind="GPU", capability=(9, 0)), Device(kind="GPU", capability=(8, 0))
+B200, H100, A100 = (Device(kind="GPU", capability=capability) for capability in ((10, 0), (9, 0), (8, 0)))
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 GRADIENTS = {"fp8-current": E5M2, "fp8-delayed": E5M2, "fp8-row": E4M3, "fp8-block": E4M3}
 PRODUCTS = {"fp8-current": 3, "fp8-delayed": 3, "fp8-row": 2, "fp8-block": 3}
@@ -180,6 +181,19 @@ def test_a_gpu_takes_what_a_module_gives(
         kinds = [(one["kind"].name, one["kind_right"].name) for one in calls]
         square, line = "BlockWise128x128", "BlockWise1x128"
         assert kinds == [(line, square), (line, square), (line, line)]
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-block"])
+def test_a_b200_takes_what_a_module_gives(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes in blocks, of sizes that they do not divide; NVFP4 with its transform and its random bits."""
+    of_values = trained(MODULES["GroupedLinear"], recipe)
+    monkeypatch.setattr(functional, "scaled_mm", documented.scaled_mm)
+    calls = on(B200, monkeypatch)
+    for codes, values in zip(trained(MODULES["GroupedLinear"], recipe), of_values, strict=True):
+        assert (codes.double() - values.double()).abs().max() <= ROUNDED * values.double().abs().max()
+    assert len(calls) == 2 * 3
+    formats = {one["left"].dtype for one in calls}
+    assert formats == {torch.float4_e2m1fn_x2 if recipe == "nvfp4" else E4M3}
 
 
 def test_a_gpu_that_is_not_there_multiplies_values() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from shardwright.core.recipes.formats import E2M1
 from shardwright.core.recipes.formula import Quantized, dequantize
@@ -42,17 +43,17 @@ class Codes:
         return found.mT if self.turned else found
 
     def kernel(self, planned: KernelName) -> KernelName:
-        """The kernel of a product with it: one of codes needs codes of whole bytes, along the dim that is contracted."""
-        packed = self.quantizer.dtype == E2M1 and self.turned
-        return "float32" if packed or self.dense is not None else planned
+        """The kernel of a product with it: one of codes needs codes."""
+        return planned if self.dense is None else "float32"
 
     def narrow(self) -> list[Narrow]:
         """The matrix of each expert, or the only one, as a kernel takes it."""
         quantized, quantizer = self.quantized, self.quantizer
         if self.turned:
             block = Block(contracted=quantizer.block.other, other=quantizer.block.contracted)
-            codes = quantized.codes.view(torch.uint8).mT.contiguous().view(quantized.codes.dtype)
-            quantized = quantized._replace(codes=codes, scales=quantized.scales.mT)
+            codes = quantized.codes.view(torch.uint8)
+            codes = _turned_pairs(codes, self.shape[-2]) if quantizer.dtype == E2M1 else codes.mT.contiguous()
+            quantized = quantized._replace(codes=codes.view(quantized.codes.dtype), scales=quantized.scales.mT)
             quantizer = replace(quantizer, block=block)
         if len(self.shape) == 2:
             return [Narrow(quantized, quantizer, self.shape)]
@@ -120,6 +121,17 @@ class Coded:
         sizes = self.sizes if product == "output" else self.sizes[::-1]
         codes = Codes(quantized=found, quantizer=quantizer, shape=(*found.codes.shape[:-2], *sizes), turned=turned)
         return codes if self.only is None else _sliced(codes, product, self.only)
+
+
+def _turned_pairs(codes: torch.Tensor, last: int) -> torch.Tensor:
+    """Bytes of two codes each, of which the last dim has so many, with that dim and the one before in turn.
+
+    >>> _turned_pairs(torch.tensor([[0x21, 0x03], [0x54, 0x06]], dtype=torch.uint8), 3).tolist()
+    [[65], [82], [99]]
+    """
+    each = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)[..., :last].mT
+    each = functional.pad(each, (0, each.shape[-1] % 2))
+    return each[..., ::2] + each[..., 1::2] * 16
 
 
 def carrier_of(weight: Coded | torch.Tensor) -> torch.Tensor:

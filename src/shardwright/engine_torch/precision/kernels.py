@@ -3,8 +3,8 @@
 M and N rows of the two operands, K elements that are contracted.
 
 ``torch.nn.functional.scaled_mm`` takes codes and scales. It exists for CPUs too, hundreds of times slower than a product of values: there
-the core chooses ``float32``. Rows of the first operand and columns of the second are contiguous, K and N are multiples of 16, or of 128
-with scales of blocks, and scales of blocks lie along the rows. What is missing is padded with codes of 0.
+the core chooses ``float32``. Rows of the first operand and columns of the second are contiguous, and sizes are multiples of those that the
+core's table states. What is missing is padded with codes of 0.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from typing import NamedTuple
 
 import torch
 from torch.nn import functional
+from torch.nn.functional import ScalingType, SwizzleType
 
+from shardwright.core.recipes.formats import E2M1
 from shardwright.core.recipes.formula import Quantized
-from shardwright.core.recipes.kernels import CPU, Device, KernelName
+from shardwright.core.recipes.kernels import CPU, LARGE_BLOCK, Device, KernelName, kernel_named
 from shardwright.core.recipes.recipe import Quantizer
+from shardwright.engine_torch.precision.scales import of_each_row, powers_of_two, swizzled
 
-ALIGNED, BLOCK = 16, 128
 LINES = 4
 """Scales of blocks of 128 x 128 along K are padded to a multiple of it."""
 
@@ -32,6 +34,19 @@ class Narrow(NamedTuple):
     quantizer: Quantizer
     shape: Sequence[int]
 
+    @property
+    def per_byte(self) -> int:
+        """Codes in a byte."""
+        return 2 if self.quantizer.dtype == E2M1 else 1
+
+
+class Scales(NamedTuple):
+    """What a product is given of an operand besides its codes: scales, or those of blocks and that of the tensor; in which order."""
+
+    array: torch.Tensor | list[torch.Tensor]
+    kind: ScalingType | list[ScalingType]
+    order: SwizzleType | list[SwizzleType] | None = None
+
 
 @torch.compiler.assume_constant_result
 def product_device(kind: str) -> Device:
@@ -41,48 +56,96 @@ def product_device(kind: str) -> Device:
 
 @cache
 def _product_device(kind: str) -> Device:
-    if kind != "cuda" or torch.version.hip is not None or not torch.cuda.is_available():
+    if kind != "cuda" or torch.version.cuda is None or not torch.cuda.is_available():
         return CPU
     major, minor = torch.cuda.get_device_capability()
-    return Device(kind="GPU", capability=(major, minor))
+    cuda_major, cuda_minor, *_ = map(int, torch.version.cuda.split("."))
+    return Device(
+        kind="GPU",
+        capability=(major, minor),
+        cuda=(cuda_major, cuda_minor),
+        # Which PyTorch asks of itself in its tests too.
+        of_experts="USE_MSLK" in torch.__config__.show(),
+    )
 
 
 def multiplied(kernel: KernelName, x: Narrow, y: Narrow) -> torch.Tensor:
     """The sums over K of the products of both, MN in bfloat16."""
-    unit = BLOCK if kernel == "fp8 by blocks" else ALIGNED
-    left = _padded(_merged(x), 1, unit)
-    right = _padded(_padded(_merged(y), 1, unit), 0, unit)
+    tiles = kernel_named(kernel, "torch").tiles
+    left, right = (rows_of(one, tiles.contracted) for one in (x, y))
+    right = filled(right, 0, tiles.second)
     if not left.numel():
         return torch.zeros((x.shape[0], y.shape[0]), dtype=torch.bfloat16, device=left.device)
-    by_tensor = all(one.found.scales.numel() == 1 for one in (x, y))
-    if kernel == "fp8 by blocks":
-        scales, kinds = zip(*(_of_blocks(one, codes.shape) for one, codes in ((x, left), (y, right))), strict=True)
-    elif by_tensor:
-        scales, kinds = [one.found.scales.reshape(1) for one in (x, y)], [functional.ScalingType.TensorWise] * 2
-    else:
-        of_x, of_y = (_of_rows(one, codes.shape[0]) for one, codes in ((x, left), (y, right)))
-        scales, kinds = [of_x, of_y.T.contiguous()], [functional.ScalingType.RowWise] * 2
+    of_left, of_right = _scales(kernel, x, y, left, right)
     sums = functional.scaled_mm(
-        left, right.T, scales[0], kinds[0], scales[1], kinds[1], output_dtype=torch.bfloat16, use_fast_accum=False
+        as_codes(left, x),
+        as_codes(right, y).T,
+        of_left.array,
+        of_left.kind,
+        of_right.array,
+        of_right.kind,
+        swizzle_a=of_left.order,
+        swizzle_b=of_right.order,
+        output_dtype=torch.bfloat16,
+        use_fast_accum=False,
     )
     return sums.narrow(1, 0, y.shape[0])
 
 
-def _merged(one: Narrow) -> torch.Tensor:
-    """Rows of codes; the last contracted dim up to the end of its last block."""
-    block = one.quantizer.block.contracted
-    codes = one.found.codes if block is None else _padded(one.found.codes, one.found.codes.dim() - 1, block)
-    return codes.flatten(1)
+def rows_of(one: Narrow, unit: int, least: int = 0) -> torch.Tensor:
+    """Rows of bytes; the last contracted dim up to the end of its last block, all of them up to a multiple of ``unit`` elements."""
+    codes, block = one.found.codes.view(torch.uint8), one.quantizer.block.contracted
+    codes = codes if block is None else filled(codes, codes.dim() - 1, block // one.per_byte)
+    return filled(codes.flatten(1), 1, unit // one.per_byte, least // one.per_byte)
 
 
-def _padded(codes: torch.Tensor, dim: int, unit: int) -> torch.Tensor:
-    more = -codes.shape[dim] % unit
+def filled(codes: torch.Tensor, dim: int, unit: int, least: int = 0) -> torch.Tensor:
+    """Bytes of codes with zeros at the end of a dim up to a multiple of ``unit``, and at least to ``least``."""
+    size = codes.shape[dim]
+    more = max(-(-size // unit) * unit, least) - size
     if not more:
         return codes.contiguous()
-    shape = [more if each == dim else size for each, size in enumerate(codes.shape)]
-    # Bytes: few operations exist for codes.
-    zeros = torch.zeros(shape, dtype=torch.uint8, device=codes.device)
-    return torch.cat([codes.view(torch.uint8), zeros], dim).view(codes.dtype)
+    shape = [more if each == dim else length for each, length in enumerate(codes.shape)]
+    return torch.cat([codes, torch.zeros(shape, dtype=torch.uint8, device=codes.device)], dim)
+
+
+def as_codes(rows: torch.Tensor, one: Narrow) -> torch.Tensor:
+    """Bytes as what they are codes of."""
+    return rows.view(torch.float4_e2m1fn_x2 if one.per_byte > 1 else one.found.codes.dtype)
+
+
+def mx_scales(one: Narrow) -> torch.Tensor:
+    """In E8M0 and swizzled, of each row and each 32 of K."""
+    powers = powers_of_two(_in_rows(one.found.scales), one.quantizer)
+    return swizzled(of_each_row(powers, one.quantizer, one.shape[0])).view(torch.float8_e8m0fnu)
+
+
+def _in_rows(scales: torch.Tensor) -> torch.Tensor:
+    return scales.reshape(scales.shape[0], -1)
+
+
+def _scales(kernel: KernelName, x: Narrow, y: Narrow, left: torch.Tensor, right: torch.Tensor) -> tuple[Scales, Scales]:
+    if kernel == "nvfp4":
+        return _nvfp4_scales(x), _nvfp4_scales(y)
+    if kernel == "mx":
+        of_x, of_y = (Scales(mx_scales(one), ScalingType.BlockWise1x32, SwizzleType.SWIZZLE_32_4_4) for one in (x, y))
+        return of_x, of_y
+    if kernel == "fp8 by blocks":
+        return _of_large_blocks(x, left.shape), _of_large_blocks(y, right.shape)
+    if all(one.found.scales.numel() == 1 for one in (x, y)):
+        of_x, of_y = (Scales(one.found.scales.reshape(1), ScalingType.TensorWise) for one in (x, y))
+        return of_x, of_y
+    of_y = _of_rows(y, right.shape[0]).T.contiguous()
+    return Scales(_of_rows(x, left.shape[0]), ScalingType.RowWise), Scales(of_y, ScalingType.RowWise)
+
+
+def _nvfp4_scales(one: Narrow) -> Scales:
+    by_row = of_each_row(_in_rows(one.found.scales.view(torch.uint8)), one.quantizer, one.shape[0])
+    return Scales(
+        [swizzled(by_row).view(torch.float8_e4m3fn), one.found.of_tensor.reshape(1)],
+        [ScalingType.BlockWise1x16, ScalingType.TensorWise],
+        [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE],
+    )
 
 
 def _of_rows(one: Narrow, rows: int) -> torch.Tensor:
@@ -91,12 +154,12 @@ def _of_rows(one: Narrow, rows: int) -> torch.Tensor:
     return torch.cat([scales, scales.new_ones((rows - one.shape[0], 1))]).contiguous()
 
 
-def _of_blocks(one: Narrow, shape: torch.Size) -> tuple[torch.Tensor, functional.ScalingType]:
-    rows, columns = -(-shape[0] // (one.quantizer.block.other or shape[0])), shape[1] // BLOCK
-    scales = one.found.scales.reshape(one.found.scales.shape[0], -1)
-    square = one.quantizer.block.other == BLOCK
+def _of_large_blocks(one: Narrow, shape: torch.Size) -> Scales:
+    rows, columns = -(-shape[0] // (one.quantizer.block.other or shape[0])), shape[1] // LARGE_BLOCK
+    scales = _in_rows(one.found.scales)
+    square = one.quantizer.block.other == LARGE_BLOCK
     lines = -(-columns // LINES) * LINES if square else columns
     full = functional.pad(scales, (0, lines - scales.shape[1], 0, rows - scales.shape[0]), value=1.0)
     if square:
-        return full.T, functional.ScalingType.BlockWise128x128
-    return full.T.clone(memory_format=torch.contiguous_format).T, functional.ScalingType.BlockWise1x128
+        return Scales(full.T, ScalingType.BlockWise128x128)
+    return Scales(full.T.clone(memory_format=torch.contiguous_format).T, ScalingType.BlockWise1x128)

@@ -18,13 +18,14 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from shardwright.core.recipes.formula import dequantize
-from shardwright.core.recipes.kernels import KernelName
+from shardwright.core.recipes.kernels import kernel_named
 from shardwright.core.recipes.recipe import OPERANDS, Operand, Product
 from shardwright.engine_torch.io.dtypes import kept
 from shardwright.engine_torch.io.layer_io import LowPrecision, halves_wanted
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.coded import Coded, Codes, carrier_of
 from shardwright.engine_torch.precision.delayed import delayed_codes
+from shardwright.engine_torch.precision.grouped import multiplied_by_expert
 from shardwright.engine_torch.precision.kernels import Narrow, multiplied
 from shardwright.engine_torch.precision.operands import Amaxes, agreed_amax, codes_of, turned
 from shardwright.engine_torch.precision.random_bits import random_numbers
@@ -225,11 +226,13 @@ def _sums(
         operands.append(narrow if all_narrow else [one.to(dtype) for one in narrow])
     # Rows of a product are contiguous, and those of a weight's gradient are its outputs.
     turns = name == "weight_gradient"
-    pairs = zip(*(narrow_operands or operands), strict=True)
-    made = [_product(kernel, *((y, x) if turns else (x, y))) for x, y in pairs]
+    if narrow_operands:
+        left, right = narrow_operands[::-1] if turns else narrow_operands
+        if kernel_named(kernel, "torch").of_experts:
+            made = multiplied_by_expert(kernel, name, left, right)
+        else:
+            made = [multiplied(kernel, x, y) for x, y in zip(left, right, strict=True)]
+    else:
+        left, right = operands[::-1] if turns else operands
+        made = [x @ y.T for x, y in zip(left, right, strict=True)]
     return [one.T for one in made] if turns else made, amaxes
-
-
-def _product(kernel: KernelName, x: Any, y: Any) -> torch.Tensor:
-    """Of codes, or of values or operands that no recipe quantizes."""
-    return multiplied(kernel, x, y) if isinstance(x, Narrow) else x @ y.T
