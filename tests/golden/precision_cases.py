@@ -72,6 +72,22 @@ ON_PRECISION: tuple[Case, ...] = (
         neighbour={"options": {"devices": 4, "precision": "mxfp8", "chip": B200}},
     ),
     Case(
+        name="SW417-pytorch-in-float32",
+        layout=FSDP,
+        options={"devices": 4, "precision": "mxfp8", "chip": B200, "engine": "torch", "dtype": "float32"},
+        neighbour={
+            "options": {"devices": 4, "precision": "mxfp8", "chip": B200, "engine": "torch", "dtype": "bfloat16"}
+        },
+    ),
+    Case(
+        name="SW417-on-one-device",
+        layout=FSDP,
+        options={"devices": 1, "precision": "nvfp4", "chip": H100, "engine": "torch", "dtype": "bfloat16"},
+        neighbour={
+            "options": {"devices": 1, "precision": "nvfp4", "chip": B200, "engine": "torch", "dtype": "bfloat16"}
+        },
+    ),
+    Case(
         name="SW417-tokens-of-experts",
         model="mixtral-test",
         layout="ep",

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from shardwright.core.checks.edits import of_recipe, option, other_recipe, resized, without
+from shardwright.core.findings.codes import DEQUANTIZED
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import either, every, others, product
@@ -128,7 +129,8 @@ def _entire(plan: Plan, one: SplitBlock, legal: list[int]) -> Iterator[Candidate
 
 
 def dequantized(plan: Plan) -> Iterator[Draft]:
-    """SW417: each reason for which the chip multiplies values of codes, once, with the weights and products that it is about."""
+    """SW417: each reason for which the chip multiplies values of codes, once, with the weights and products that it is about. An error where
+    the recipe gains nothing on several devices: one device may try its numbers."""
     chip, recipe = plan.request.chip, plan.request.precision
     groups: dict[tuple[str, str], list[tuple[QuantizedWeight, str]]] = {}
     for weight in plan.quantized:
@@ -143,8 +145,8 @@ def dequantized(plan: Plan) -> Iterator[Draft]:
         # A weight of which the chip multiplies other products' codes gains from the recipe.
         partly = all(any(one.kernel.of_codes for one in weight.kernels.values()) for weight in weights.values())
         finding = Finding(
-            code="SW417",
-            severity="info" if partly else "warning",
+            code=DEQUANTIZED,
+            severity="info" if partly else "error" if plan.mesh.num_devices > 1 else "warning",
             tensor=found[0][0].name,
             where=f"{found[0][0].name} on {chip.name}",
             found=f"{every(products)}: values of the codes of '{recipe.name}' are multiplied in {kernel}: {why}"
@@ -152,7 +154,11 @@ def dequantized(plan: Plan) -> Iterator[Draft]:
             needed="a product of codes: a recipe of which the chip has one, or a chip that has one for this recipe",
             cost=f"the products take as long as in {kernel}, and operands are quantized in addition",
         )
-        yield Draft(
-            finding=finding,
-            candidates=(*(other_recipe(name) for name in FREER if name != recipe.name), without("precision")),
-        )
+        yield Draft(finding=finding, candidates=tuple(_of_codes(plan, recipe.name)))
+
+
+def _of_codes(plan: Plan, recipe: str) -> Iterator[Candidate]:
+    if plan.request.dtype != "bfloat16":
+        yield option("dtype", "bfloat16")
+    yield from (other_recipe(name) for name in FREER if name != recipe)
+    yield without("precision")

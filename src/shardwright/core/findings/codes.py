@@ -15,7 +15,9 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 NOT_RUN = "SW415"
 """A plan that its engine cannot run; the layout itself is valid."""
 
-TOO_LARGE = "SW312"
+TOO_LARGE, DEQUANTIZED = "SW312", "SW417"
+OF_THE_CHIP = frozenset({TOO_LARGE, DEQUANTIZED})
+"""Errors of what a chip has or lacks: a program can be compiled for it all the same."""
 """An estimate until the program is compiled."""
 
 PAID_IN_MEMORY = frozenset({"SW101", "SW114", "SW124", "SW311", TOO_LARGE})
@@ -309,8 +311,8 @@ CODES: dict[str, Code] = {
             law="The elements that share a scale of a recipe are on one device: shards end between two blocks.",
         ),
         Code(
-            code="SW417",
-            severity="warning",
+            code=DEQUANTIZED,
+            severity="error",
             title="codes that the chip does not multiply",
             law="A chip multiplies the codes that a recipe makes, or the plan reports what it multiplies in their place.",
         ),

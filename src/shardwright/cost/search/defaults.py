@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from shardwright.core.checks import drafts
-from shardwright.core.findings.codes import MEMORY_WARNING_SHARE, TOO_LARGE
+from shardwright.core.findings.codes import MEMORY_WARNING_SHARE, OF_THE_CHIP
 from shardwright.core.findings.effect import Price
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.layout.auto import LAYOUT, AutoChoice
@@ -92,12 +92,12 @@ def _seconds(one: _Tried) -> float:
 
 
 def _valid(found: Iterable[_Tried]) -> Iterator[_Tried]:
-    """Those whose plan has no error but that of its memory."""
+    """Those whose plan has no error but those of the chip, which other layouts have too."""
     for one in found:
         errors = {
             d.finding.code for d in drafts(resolve(one.request, collectives=False)) if d.finding.severity == "error"
         }
-        if errors <= {TOO_LARGE}:
+        if errors <= OF_THE_CHIP:
             yield one
 
 
