@@ -32,8 +32,9 @@ def imagined(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda")
 
 
-def offset(row: int, block: int, blocks: int) -> int:
-    """Where the scale is (docs.nvidia.com/cuda/cublas, 1D Block Scaling Factors Layout). ``blocks``: of a row."""
+def offsets(rows: int, blocks: int) -> np.ndarray:
+    """Where each scale is, by row and block (docs.nvidia.com/cuda/cublas, 1D Block Scaling Factors Layout)."""
+    row, block = np.ogrid[:rows, :blocks]
     tile = row // 128 * -(-blocks // 4) + block // 4
     return tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4
 
@@ -42,8 +43,7 @@ def in_order(scales: torch.Tensor, rows: int, blocks: int) -> np.ndarray:
     """Bytes of scales by row and block, out of tiles."""
     flat = scales.contiguous().view(torch.uint8).flatten().numpy()
     assert flat.size == -(-rows // 128) * 128 * (-(-blocks // 4) * 4)
-    places = [[offset(row, block, blocks) for block in range(blocks)] for row in range(rows)]
-    return flat[np.array(places, int).reshape(rows, blocks)]
+    return flat[offsets(rows, blocks)]
 
 
 def numbers(codes: torch.Tensor) -> np.ndarray:
