@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -49,7 +50,7 @@ def peak(chip: Chip, recipe: str | None) -> int:
         (H100, "mxfp8"),
         (A100, "fp8-current"),
         (B200, "mxfp8"),
-        (B200, "fp8-block"),
+        pytest.param(B200, "fp8-block", marks=pytest.mark.matrix),
     ],
     ids=lambda one: getattr(one, "name", one),
 )
@@ -61,6 +62,24 @@ def test_products_of_codes_are_those_of_the_chip(chip: Chip, recipe: str) -> Non
         assert more >= values
     else:
         assert 0 <= more < 1024
+
+
+@pytest.mark.matrix
+def test_experts_have_one_call_for_all_of_them() -> None:
+    """Also where nothing has values, as here."""
+    request = Request(
+        layout=load_layout("fsdp"),
+        table=model_table("mixtral-test"),
+        mesh_sizes={"fsdp": 4},
+        engine="torch",
+        batch=8,
+        length=128,
+        dtype="bfloat16",
+        chip=B200,
+        precision=preset("mxfp8"),
+    )
+    on_an_h100 = replace(request, chip=H100)
+    assert dry_run(make_plan(request)).peak_bytes < dry_run(make_plan(on_an_h100)).peak_bytes
 
 
 def several(x: torch.Tensor, number: int) -> tuple[torch.Tensor, tuple[torch.Tensor, int]]:

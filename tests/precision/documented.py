@@ -116,7 +116,7 @@ def scaled_grouped_mm(
     """``torch.nn.functional.scaled_grouped_mm`` with scales of 32 on compute capability 10.0, in float64."""
     with FakeTensorMode():
         # The one of its functions that PyTorch checks without a GPU.
-        torch._scaled_grouped_mm(
+        torch._scaled_grouped_mm(  # pyright: ignore[reportPrivateImportUsage]
             *(imagined(one) for one in (left, right, of_left, of_right, offs)), out_dtype=output_dtype
         )
     assert kind == kind_right == ScalingType.BlockWise1x32

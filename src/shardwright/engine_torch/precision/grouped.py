@@ -33,25 +33,26 @@ def multiplied_by_expert(
     tiles = kernel_named(kernel, "torch").tiles
     if product == "weight_gradient":
         left = torch.cat([rows_of(x, tiles.contracted, tiles.contracted) for x in xs], 1)
-        of_each = [filled(rows_of(y, tiles.contracted, tiles.contracted), 0, tiles.second) for y in ys]
-        right = torch.cat(of_each, 1)
-        ends = list(accumulate(one.shape[1] for one in of_each))
-        of_left, of_right = (
-            torch.cat([mx_scales(one).flatten() for one in ones]).view(-(-rows.shape[0] // TILE_ROWS) * TILE_ROWS, -1)
-            for ones, rows in ((xs, left), (ys, right))
-        )
+        by_expert = [filled(rows_of(y, tiles.contracted, tiles.contracted), 0, tiles.second) for y in ys]
+        right = torch.cat(by_expert, 1)
+        of_left, of_right = _scales_by_tokens(xs, left), _scales_by_tokens(ys, right)
+        ends = list(accumulate(codes.shape[1] for codes in by_expert))
         sums = _summed(as_codes(left, xs[0]), as_codes(right, ys[0]), of_left, of_right, ends)
-        return [one[:, : y.shape[0]] for one, y in zip(sums.unbind(), ys, strict=True)]
-    rows = [filled(rows_of(x, tiles.contracted), 0, tiles.first) for x in xs]
-    left, sizes = torch.cat(rows), [len(one) for one in rows]
+        return [matrix[:, : y.shape[0]] for matrix, y in zip(sums.unbind(), ys, strict=True)]
+    by_expert = [filled(rows_of(x, tiles.contracted), 0, tiles.first) for x in xs]
+    left, sizes = torch.cat(by_expert), [len(codes) for codes in by_expert]
     right = torch.stack([filled(rows_of(y, tiles.contracted), 0, tiles.second) for y in ys])
     if not left.numel():
         return [left.new_zeros((x.shape[0], y.shape[0]), dtype=torch.bfloat16) for x, y in zip(xs, ys, strict=True)]
     of_left = torch.cat([mx_scales(x) for x in xs])
     of_right = torch.stack([mx_scales(y).flatten() for y in ys])
-    ends = list(accumulate(sizes))
-    sums = _summed(as_codes(left, xs[0]), as_codes(right, ys[0]), of_left, of_right, ends)
-    return [one[: x.shape[0], : y.shape[0]] for one, x, y in zip(sums.split(sizes), xs, ys, strict=True)]
+    sums = _summed(as_codes(left, xs[0]), as_codes(right, ys[0]), of_left, of_right, list(accumulate(sizes)))
+    return [rows[: x.shape[0], : y.shape[0]] for rows, x, y in zip(sums.split(sizes), xs, ys, strict=True)]
+
+
+def _scales_by_tokens(operands: Sequence[Narrow], codes: torch.Tensor) -> torch.Tensor:
+    lines = -(-codes.shape[0] // TILE_ROWS) * TILE_ROWS
+    return torch.cat([mx_scales(operand).flatten() for operand in operands]).view(lines, -1)
 
 
 def _summed(
@@ -65,7 +66,7 @@ def _grouped(
     left: torch.Tensor, right: torch.Tensor, of_left: torch.Tensor, of_right: torch.Tensor, ends: torch.Tensor
 ) -> torch.Tensor:
     """PyTorch has no result without values of its own function."""
-    return functional.scaled_grouped_mm(
+    return functional.scaled_grouped_mm(  # pyright: ignore[reportAttributeAccessIssue]
         left,
         right.mT,
         of_left,

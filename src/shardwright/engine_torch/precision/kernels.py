@@ -72,7 +72,7 @@ def _product_device(kind: str) -> Device:
 def multiplied(kernel: KernelName, x: Narrow, y: Narrow) -> torch.Tensor:
     """The sums over K of the products of both, MN in bfloat16."""
     tiles = kernel_named(kernel, "torch").tiles
-    left, right = (rows_of(one, tiles.contracted) for one in (x, y))
+    left, right = (rows_of(operand, tiles.contracted) for operand in (x, y))
     right = filled(right, 0, tiles.second)
     if not left.numel():
         return torch.zeros((x.shape[0], y.shape[0]), dtype=torch.bfloat16, device=left.device)
@@ -92,11 +92,11 @@ def multiplied(kernel: KernelName, x: Narrow, y: Narrow) -> torch.Tensor:
     return sums.narrow(1, 0, y.shape[0])
 
 
-def rows_of(one: Narrow, unit: int, least: int = 0) -> torch.Tensor:
+def rows_of(operand: Narrow, unit: int, least: int = 0) -> torch.Tensor:
     """Rows of bytes; the last contracted dim up to the end of its last block, all of them up to a multiple of ``unit`` elements."""
-    codes, block = one.found.codes.view(torch.uint8), one.quantizer.block.contracted
-    codes = codes if block is None else filled(codes, codes.dim() - 1, block // one.per_byte)
-    return filled(codes.flatten(1), 1, unit // one.per_byte, least // one.per_byte)
+    codes, block = operand.found.codes.view(torch.uint8), operand.quantizer.block.contracted
+    codes = codes if block is None else filled(codes, codes.dim() - 1, block // operand.per_byte)
+    return filled(codes.flatten(1), 1, unit // operand.per_byte, least // operand.per_byte)
 
 
 def filled(codes: torch.Tensor, dim: int, unit: int, least: int = 0) -> torch.Tensor:
@@ -109,15 +109,15 @@ def filled(codes: torch.Tensor, dim: int, unit: int, least: int = 0) -> torch.Te
     return torch.cat([codes, torch.zeros(shape, dtype=torch.uint8, device=codes.device)], dim)
 
 
-def as_codes(rows: torch.Tensor, one: Narrow) -> torch.Tensor:
+def as_codes(rows: torch.Tensor, operand: Narrow) -> torch.Tensor:
     """Bytes as what they are codes of."""
-    return rows.view(torch.float4_e2m1fn_x2 if one.per_byte > 1 else one.found.codes.dtype)
+    return rows.view(torch.float4_e2m1fn_x2 if operand.per_byte > 1 else operand.found.codes.dtype)
 
 
-def mx_scales(one: Narrow) -> torch.Tensor:
+def mx_scales(operand: Narrow) -> torch.Tensor:
     """In E8M0 and swizzled, of each row and each 32 of K."""
-    powers = powers_of_two(_in_rows(one.found.scales), one.quantizer)
-    return swizzled(of_each_row(powers, one.quantizer, one.shape[0])).view(torch.float8_e8m0fnu)
+    powers = powers_of_two(_in_rows(operand.found.scales), operand.quantizer)
+    return swizzled(of_each_row(powers, operand.quantizer, operand.shape[0])).view(torch.float8_e8m0fnu)
 
 
 def _in_rows(scales: torch.Tensor) -> torch.Tensor:
@@ -128,36 +128,38 @@ def _scales(kernel: KernelName, x: Narrow, y: Narrow, left: torch.Tensor, right:
     if kernel == "nvfp4":
         return _nvfp4_scales(x), _nvfp4_scales(y)
     if kernel == "mx":
-        of_x, of_y = (Scales(mx_scales(one), ScalingType.BlockWise1x32, SwizzleType.SWIZZLE_32_4_4) for one in (x, y))
+        of_x, of_y = (
+            Scales(mx_scales(operand), ScalingType.BlockWise1x32, SwizzleType.SWIZZLE_32_4_4) for operand in (x, y)
+        )
         return of_x, of_y
     if kernel == "fp8 by blocks":
         return _of_large_blocks(x, left.shape), _of_large_blocks(y, right.shape)
-    if all(one.found.scales.numel() == 1 for one in (x, y)):
-        of_x, of_y = (Scales(one.found.scales.reshape(1), ScalingType.TensorWise) for one in (x, y))
+    if all(operand.found.scales.numel() == 1 for operand in (x, y)):
+        of_x, of_y = (Scales(operand.found.scales.reshape(1), ScalingType.TensorWise) for operand in (x, y))
         return of_x, of_y
     of_y = _of_rows(y, right.shape[0]).T.contiguous()
     return Scales(_of_rows(x, left.shape[0]), ScalingType.RowWise), Scales(of_y, ScalingType.RowWise)
 
 
-def _nvfp4_scales(one: Narrow) -> Scales:
-    by_row = of_each_row(_in_rows(one.found.scales.view(torch.uint8)), one.quantizer, one.shape[0])
+def _nvfp4_scales(operand: Narrow) -> Scales:
+    by_row = of_each_row(_in_rows(operand.found.scales.view(torch.uint8)), operand.quantizer, operand.shape[0])
     return Scales(
-        [swizzled(by_row).view(torch.float8_e4m3fn), one.found.of_tensor.reshape(1)],
+        [swizzled(by_row).view(torch.float8_e4m3fn), operand.found.of_tensor.reshape(1)],
         [ScalingType.BlockWise1x16, ScalingType.TensorWise],
         [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE],
     )
 
 
-def _of_rows(one: Narrow, rows: int) -> torch.Tensor:
+def _of_rows(operand: Narrow, rows: int) -> torch.Tensor:
     """A scale of each row, also where one is of the tensor; 1 for rows of padding."""
-    scales = one.found.scales.reshape(-1, 1).expand(one.shape[0], 1)
-    return torch.cat([scales, scales.new_ones((rows - one.shape[0], 1))]).contiguous()
+    scales = operand.found.scales.reshape(-1, 1).expand(operand.shape[0], 1)
+    return torch.cat([scales, scales.new_ones((rows - operand.shape[0], 1))]).contiguous()
 
 
-def _of_large_blocks(one: Narrow, shape: torch.Size) -> Scales:
-    rows, columns = -(-shape[0] // (one.quantizer.block.other or shape[0])), shape[1] // LARGE_BLOCK
-    scales = _in_rows(one.found.scales)
-    square = one.quantizer.block.other == LARGE_BLOCK
+def _of_large_blocks(operand: Narrow, shape: torch.Size) -> Scales:
+    rows, columns = -(-shape[0] // (operand.quantizer.block.other or shape[0])), shape[1] // LARGE_BLOCK
+    scales = _in_rows(operand.found.scales)
+    square = operand.quantizer.block.other == LARGE_BLOCK
     lines = -(-columns // LINES) * LINES if square else columns
     full = functional.pad(scales, (0, lines - scales.shape[1], 0, rows - scales.shape[0]), value=1.0)
     if square:
