@@ -13,9 +13,11 @@ from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.findings.errors import InputError
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
+from shardwright.core.recipes.kernels import NEWEST, Device
 from shardwright.data import Batch
 from shardwright.engine_torch.io.mesh import ranks_of
 from shardwright.engine_torch.model.model import Model
+from shardwright.engine_torch.precision.kernels import product_device
 from shardwright.engine_torch.training.feed import feed_of
 from shardwright.engine_torch.training.processes import alone, connection_of, device_of
 from shardwright.engine_torch.training.state import (
@@ -49,6 +51,9 @@ def train(
             f"multiply to {count}, or start {plan.mesh.num_devices}."
         )
     processes, connection = connection_of(options.processes)
+    if shown is not None and (processes is None or processes.index == 0):
+        for line in lacking_kernels(plan, product_device("cuda" if torch.cuda.is_available() else "cpu")):
+            shown.say(line)
     with alone() if processes is None else nullcontext():
         return run(
             replace(options, processes=processes),
@@ -58,6 +63,21 @@ def train(
             make_engine=TorchEngine,
             open_folder=open_folder,
         )
+
+
+def lacking_kernels(plan: Plan, device: Device) -> Sequence[str]:
+    """A line for each kernel of codes that the device has and this build of PyTorch lacks: the plan takes it, and the step multiplies values."""
+    newest = replace(device, cuda=NEWEST, of_experts=True)
+    reasons = {
+        chosen.why: chosen.name
+        for weight in plan.quantized
+        for product, chosen in weight.kernels_on(device, "torch", plan.request.dtype).items()
+        if not chosen.kernel.of_codes
+        and weight.kernels_on(newest, "torch", plan.request.dtype)[product].kernel.of_codes
+    }
+    return [
+        f"products of codes are products of {kernel} here, many times slower: {why}" for why, kernel in reasons.items()
+    ]
 
 
 class TorchEngine:
