@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load as load_by_dcp
 from torch.distributed.checkpoint.state_dict_saver import save as save_by_dcp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import functional
 
 from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch import load, save
-from shardwright.engine_torch.modules import Linear, update_scales
+from shardwright.engine_torch.modules import LayerNormMLP, Linear, update_scales
 from tests.engine_torch.refused_modules import refusal
 
 
@@ -26,7 +29,10 @@ def steps(module: Linear, xs: list[torch.Tensor]) -> None:
     for x in xs:
         for half in x.chunk(2):
             module(half).square().sum().backward()
-        update_scales(module)
+        with warnings.catch_warnings():
+            # Batches differ eightfold.
+            warnings.filterwarnings("ignore", message=".* times what its factor holds")
+            update_scales(module)
         with torch.no_grad():
             for one in module.parameters():
                 assert one.grad is not None
@@ -96,4 +102,59 @@ def of_another_recipe(folder: Path) -> list[str]:
             do()
         except Exception as error:
             found.append(str(error))
+    return found
+
+
+ROWS = 48
+"""Of the global batch: a multiple of every number of ranks."""
+
+
+def network(name: str = "fp8-delayed") -> nn.Sequential:
+    torch.manual_seed(3)
+    recipe = preset(name, amax_history_len=4) if name == "fp8-delayed" else preset(name)
+    return nn.Sequential(LayerNormMLP(32, 64, activation="swiglu", recipe=recipe), Linear(32, 32, recipe=recipe))
+
+
+def mean_step(module: nn.Module, number: int, optimizer: torch.optim.Optimizer | None = None) -> list[float]:
+    """A step whose loss is the mean over a rank's own rows; the averaged gradient."""
+    generator = torch.Generator().manual_seed(number)
+    inputs, targets = torch.randn(2, ROWS, 32, generator=generator)
+    index, num = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    found = module(inputs.chunk(num)[index])
+    functional.mse_loss(found, targets.chunk(num)[index]).backward()
+    update_scales(module)
+    gradients = []
+    for one in module.parameters():
+        assert one.grad is not None
+        if dist.is_initialized():
+            dist.all_reduce(one.grad)
+            one.grad /= num
+        gradients.append(one.grad.flatten().clone())
+    if optimizer is not None:
+        optimizer.step()
+    module.zero_grad()
+    return torch.cat(gradients).tolist()
+
+
+def saved_after_steps(folder: Path) -> list[float]:
+    """The gradient of the step after a save."""
+    module = network()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for number in range(3):
+        mean_step(module, number, optimizer)
+    save(folder / "ours", module, step=3)
+    if dist.is_initialized():
+        save_by_dcp(module.state_dict(), checkpoint_id=folder / "dcp")
+    return mean_step(module, 3)
+
+
+def next_gradients(folder: Path) -> list[list[float]]:
+    """The gradient of the next step after a load by us, and by DCP in place."""
+    module = network()
+    load(folder / "ours", module)
+    found = [mean_step(module, 3)]
+    if (folder / "dcp").exists() and dist.is_initialized():
+        module = network()
+        load_by_dcp(module.state_dict(), checkpoint_id=folder / "dcp")
+        found.append(mean_step(module, 3))
     return found

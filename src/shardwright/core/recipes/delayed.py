@@ -43,14 +43,18 @@ def after_step(before: Delayed, amax: Any, quantizer: Quantizer, rule: History, 
     chosen = amax
     if rule.amax_compute_algo == "max":
         chosen = on.largest(on.bits(seen), (len(seen.shape) - 1,))[..., 0]
-    element = FORMATS[quantizer.dtype]
-    bounded = on.most(on.of_bits(chosen), element.largest * LEAST_SCALE)
-    factor = on.most(on.quotient(element.largest * 2.0**-rule.margin, bounded), LEAST_SCALE)
     is_due = step % rule.interval == 0
     return Delayed(
-        factor=on.where((chosen > 0) & is_due, factor, before.factor),
+        factor=on.where((chosen > 0) & is_due, factor_of(chosen, quantizer, on, margin=rule.margin), before.factor),
         history=on.joined(seen[..., :1] * 0, seen[..., 1:]),
     )
+
+
+def factor_of(amax: Any, quantizer: Quantizer, on: Arrays, *, margin: int = 0) -> Any:
+    """What a tensor whose amax is ``amax``, int32 bits, is multiplied by, so that its largest element has the largest code."""
+    element = FORMATS[quantizer.dtype]
+    bounded = on.most(on.of_bits(amax), element.largest * LEAST_SCALE)
+    return on.most(on.quotient(element.largest * 2.0**-margin, bounded), LEAST_SCALE)
 
 
 def is_computed(quantizer: Quantizer) -> bool:

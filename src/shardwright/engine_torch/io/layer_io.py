@@ -97,7 +97,8 @@ class Site:
     words, int32. ``passes``: where steps are not known, how many backward passes there were, int32: each takes that number as its
     ``step``, and adds one in place. ``factors``: by the names
     of the plan's delayed scales, that of the layer, or those of its experts on this rank, float32. ``amaxes``: those of the tensors
-    in this step, int32 bits, of the same shapes; the products raise them in place.
+    in this step, int32 bits, of the same shapes; the products raise them in place. ``measured``: each product takes the factor of the
+    elements that it has now instead, as factors of earlier steps are those of other tensors.
     """
 
     seed: int | torch.Tensor = 0
@@ -107,6 +108,7 @@ class Site:
     passes: torch.Tensor | None = None
     factors: Mapping[str, torch.Tensor] = field(default_factory=dict)
     amaxes: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    measured: bool = False
 
     def of_next_pass(self) -> Site:
         """That of one backward pass."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ from shardwright.engine_torch.modules.parts.random_bits import (
     with_elements,
 )
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, entered, in_autocast, left, peers_in
+from shardwright.engine_torch.precision.delayed import measured_factor
 from shardwright.engine_torch.precision.operands import quantized, turned
 
 
@@ -96,6 +98,22 @@ class ProductModule(ParallelModule):
             found |= {(name, place[1]): low.amax_peers.get(place, ALONE) for place in low.delayed}
         return found
 
+    @property
+    def num_sources(self) -> int:
+        """How many groups of ranks have tokens of their own: those of tp have the same, or parts of them."""
+        if not dist.is_initialized():
+            return 1
+        return max(1, dist.get_world_size(self.amax_group) // self.peers.size)
+
+    def notice_load(self, is_loaded: Callable[[torch.Tensor], bool]) -> None:
+        """Tensors were loaded in place: those of which ``is_loaded`` is true."""
+        if self.delayed is None:
+            return
+        if is_loaded(self.delayed.sources):
+            self.delayed.notice_state()
+        elif any(is_loaded(getattr(self, name)) for name in self.linear_dims()):
+            self.delayed.notice_other_weights()
+
     def quantized(self, name: str) -> Quantized | None:
         """Codes and scales of a weight in the product of the forward pass, as this rank multiplies them; None: it is not quantized.
 
@@ -108,6 +126,8 @@ class ProductModule(ParallelModule):
         weight = self.weight_in_use(name, getattr(self, name).dtype)
         (weight,) = turned([weight], low.quantizers[place], low.site)
         factor = low.site.factors[low.delayed[place]] if place in low.delayed else None
+        if factor is not None and low.site.measured:
+            factor = measured_factor(weight, low.quantizers[place], factor)
         return quantized(weight, low.quantizers[place], low.amax_peers.get(place, ALONE), factor=factor)
 
     def require_width(self, x: torch.Tensor, name: str, mode: Mode | None, peers: Peers) -> None:
@@ -128,7 +148,7 @@ class ProductModule(ParallelModule):
         group = None if self.amax_group is None else peers_in(self.amax_group)
         site = NO_SITE
         if self.delayed is not None:
-            site = self.delayed.site(name, recording=self._has_amaxes)
+            site = self.delayed.site(name, self.num_sources, recording=self._has_amaxes)
         if self.random is not None:
             site = self.random.at(site)
         return low_precision(
@@ -155,6 +175,13 @@ class ProductModule(ParallelModule):
         for name, (mode, names) in self.linear_dims().items():
             outputs, inputs = self.specs[name].shape
             require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *others)
+        weights = any(f"{prefix}{name}" in state_dict for name in self.linear_dims())
+        state = any(name.startswith(f"{prefix}delayed.") for name in state_dict)
+        if self.delayed is not None and weights and not state:
+            self.delayed.notice_other_weights()
 
     def _make_state(self) -> None:
         self.delayed = self.random = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +14,13 @@ from shardwright.core.recipes.shown import recipe_text
 RECIPE_BYTES = 256
 RECIPE = "delayed.recipe"
 """How the names of the buffers with a recipe's text end, in a module's state."""
+
+
+@runtime_checkable
+class NoticesLoads(Protocol):
+    """A module with a state that follows from what was loaded in place."""
+
+    def notice_load(self, is_loaded: Callable[[torch.Tensor], bool]) -> None: ...
 
 
 def text_of(recipe: Recipe) -> str:
@@ -32,11 +41,4 @@ def other_recipe(name: str, theirs: str, ours: str) -> str:
     return (
         f"'{name}': the checkpoint is of a module with the recipe '{theirs}', and this one has '{ours}'. Its factors and histories "
         f"would mean something else. Construct the module with the recipe of the checkpoint, or load its weights only."
-    )
-
-
-def no_recipe(name: str, ours: str) -> str:
-    return (
-        f"'{name}': the checkpoint is of a module without delayed amaxes, and this one has the recipe '{ours}'. Construct the module "
-        f"with the recipe of the checkpoint, or load its weights only, and begin with empty histories."
     )

@@ -21,7 +21,7 @@ from shardwright.engine_torch.io.exchange import RankCarrier, device_of
 from shardwright.engine_torch.own_program.holding import Optimizers
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
 from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
-from shardwright.engine_torch.own_program.recipes import RECIPE, other_recipe, shown
+from shardwright.engine_torch.own_program.recipes import RECIPE, NoticesLoads, other_recipe, shown
 from shardwright.engine_torch.own_program.shards import (
     Shards,
     boxes_of,
@@ -64,13 +64,14 @@ class Loaded:
 class _Job:
     """A load that was compared with the checkpoint and may begin.
 
-    ``tied``: tensors by another of their names, under which the checkpoint has them too.
+    ``tied``: tensors by another of their names, under which the checkpoint has them too. ``ids``: of the module's tensors that are loaded.
     """
 
     tensors: tuple[Shards, ...]
     tied: Mapping[str, Shards]
     moments: NewMoments | None
     extra: Mapping[str, Any]
+    ids: frozenset[int]
     loaded: Loaded
 
 
@@ -228,6 +229,9 @@ def load(
         job.moments.take()
     if job.extra:
         module.load_state_dict(dict(job.extra), strict=False)
+    for one in module.modules():
+        if isinstance(one, NoticesLoads):
+            one.notice_load(lambda tensor: id(tensor) in job.ids)
     return job.loaded
 
 
@@ -303,6 +307,7 @@ def _compared(
         tensors=(*shards, *(moments.tensors if moments is not None else ())),
         tied=repeated,
         moments=moments,
+        ids=frozenset(id(one) for name, one in named.tensors.items() if name in names),
         extra={named.keys[name]: values["module"][name] for name in wanted_values if name in named.keys},
         loaded=Loaded(
             step=checkpoint.point.step,

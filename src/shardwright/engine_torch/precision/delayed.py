@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from shardwright.core.quantization.delayed import DelayedScale
-from shardwright.core.recipes.delayed import Delayed, after_step
-from shardwright.core.recipes.formula import Quantized, quantize, quantize_and_measure
+from shardwright.core.recipes.delayed import Delayed, after_step, factor_of
+from shardwright.core.recipes.formats import FORMATS
+from shardwright.core.recipes.formula import INFINITE, Quantized, amax_of, quantize, quantize_and_measure
 from shardwright.core.recipes.recipe import History, Operand, Product, Quantizer
 from shardwright.engine_torch.io.layer_io import LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
@@ -34,6 +35,11 @@ class Kept:
     @classmethod
     def of(cls, factor: torch.Tensor, history: torch.Tensor) -> Kept:
         return cls(factor=factor, history=history, amax=torch.zeros_like(factor, dtype=torch.int32))
+
+    def overflow(self, quantizer: Quantizer) -> torch.Tensor:
+        """The largest element of the step by the largest that its factor holds; 0 where it is not finite, or where there was none."""
+        finite = ARRAYS.of_bits(torch.where(self.amax < INFINITE, self.amax, 0))
+        return finite * self.factor / FORMATS[quantizer.dtype].largest
 
     def follow(self, quantizer: Quantizer, rule: History, step: int | torch.Tensor) -> None:
         """Go on to after step ``step``, counted from 1, whose amaxes are reduced."""
@@ -59,6 +65,8 @@ def delayed_codes(
     codes, amaxes = [], []
     for x, factor, random in zip(groups, low.site.factors[name].reshape(-1).unbind(), randoms, strict=True):
         of_group = x.detach(), quantizer, ARRAYS
+        if low.site.measured:
+            factor = measured_factor(x, quantizer, factor, contracted_dims)
         if raises:
             made, amax = quantize_and_measure(*of_group, factor=factor, contracted_dims=contracted_dims, random=random)
             amaxes.append(amax.view(()))
@@ -69,6 +77,14 @@ def delayed_codes(
         amax = low.site.amaxes[name]
         amax.copy_(torch.maximum(amax, torch.stack(amaxes).view(amax.shape)))
     return codes
+
+
+def measured_factor(
+    x: torch.Tensor, quantizer: Quantizer, factor: torch.Tensor, contracted_dims: int = 1
+) -> torch.Tensor:
+    """The factor of the elements that a tensor has now; ``factor`` where there are none, or one is not finite."""
+    amax = amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).view(())
+    return torch.where((amax > 0) & (amax < INFINITE), factor_of(amax, quantizer, ARRAYS), factor)
 
 
 def reduce_amaxes(kept: Iterable[tuple[DelayedScale, Kept]], peers_over: Callable[[tuple[str, ...]], Peers]) -> None:

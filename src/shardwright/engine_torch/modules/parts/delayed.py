@@ -5,10 +5,14 @@
 | ``weight_input_factor`` | of an operand of a weight, what its elements are multiplied by, float32; ``scale`` in Transformer Engine |
 | ``weight_input_history`` | its amaxes in the last steps, ``[amax_history_len]``, float32 |
 | ``steps`` | the number of steps done |
+| ``sources`` | how many groups of ranks had tokens of their own in the last step, int32; 0 before the first |
 | ``recipe`` | the text of the recipe, in UTF-8 |
 
 All are the same on all ranks that hold parts of the tensor, so that any program saves one of them, and loads it on any mesh. The
 amaxes of a step that has not ended are in no state.
+
+A mean over fewer tokens has larger cotangents. So the step after a load multiplies by factors of its own amaxes where the state is of another
+number of sources, and where weights were loaded without a state (``measures``); the step after that has factors of both.
 """
 
 from __future__ import annotations
@@ -26,15 +30,19 @@ from shardwright.core.recipes.delayed import FIRST_FACTOR
 from shardwright.core.recipes.formula import amax_of
 from shardwright.core.recipes.recipe import DIMS, History, Operand, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import Site
-from shardwright.engine_torch.own_program.recipes import RECIPE_BYTES, no_recipe, other_recipe, shown, text_of
+from shardwright.engine_torch.own_program.recipes import RECIPE_BYTES, other_recipe, shown, text_of
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.delayed import Kept
+
+OTHER = -1
+"""In place of a number of sources: of other weights."""
 
 
 class DelayedAmaxes(nn.Module):
     """The buffers of a module whose recipe has delayed amaxes. ``weights``: the names of the weights that it quantizes."""
 
     recipe: torch.Tensor
+    sources: torch.Tensor
     steps: torch.Tensor
 
     def __init__(self, recipe: Recipe, weights: Iterable[str], label: str, device: torch.device) -> None:
@@ -61,6 +69,10 @@ class DelayedAmaxes(nn.Module):
         # Since the last end of a step: passes with each weight. Until the first end they are looked at for a step that has none.
         self._passes: Counter[str] = Counter()
         self._ends = False
+        # The sources of a state that was loaded since: 0 where it had no step, OTHER where weights were loaded without one.
+        self._loaded: int | None = None
+        self._version = 0
+        self.register_buffer("sources", torch.zeros((), dtype=torch.int32, device=device))
         self.register_buffer("steps", torch.zeros((), dtype=torch.int32, device=device))
         self.register_buffer("recipe", torch.zeros(RECIPE_BYTES, dtype=torch.uint8, device=device))
         self.reset()
@@ -72,19 +84,37 @@ class DelayedAmaxes(nn.Module):
         for weight, operand in self.quantizers:
             self.kept(weight, operand).factor.fill_(FIRST_FACTOR)
         self._passes.clear()
+        self._loaded, self._version = None, _version_of(self.sources)
         self._write_recipe()
 
     def kept(self, weight: str, operand: Operand) -> Kept:
         factor, history, amax = (getattr(self, f"{weight}_{operand}_{what}") for what in ("factor", "history", "amax"))
         return Kept(factor=factor, history=history, amax=amax)
 
-    def site(self, weight: str, *, recording: bool) -> Site:
-        """The site of the products with a weight. ``recording``: whether they raise its amaxes."""
+    def site(self, weight: str, sources: int, *, recording: bool) -> Site:
+        """The site of the products with a weight. ``recording``: whether they raise its amaxes. ``sources``: as in ``measures``."""
         kept = {f"{name}.{of}": self.kept(name, of) for name, of in self.quantizers if name == weight}
         return Site(
             factors={name: one.factor for name, one in kept.items()},
             amaxes={name: one.amax for name, one in kept.items()} if recording else {},
+            measured=self.measures(sources),
         )
+
+    def measures(self, sources: int) -> bool:
+        """Whether factors of earlier steps are those of other tensors: of another number of ``sources``, or of other weights."""
+        # A load in place is seen by the version of what it wrote. A compiler asks for none, and traces what other loads have said.
+        if not torch.compiler.is_compiling() and _version_of(self.sources) != self._version:
+            self.notice_state()
+        return self._loaded not in (None, 0, sources)
+
+    def notice_state(self) -> None:
+        """A state was loaded."""
+        if not self.sources.is_meta:
+            self._loaded, self._version = int(self.sources), _version_of(self.sources)
+
+    def notice_other_weights(self) -> None:
+        """Weights were loaded without a state."""
+        self._loaded, self._version = OTHER, _version_of(self.sources)
 
     def notice_missing_end(self, weight: str, values: torch.Tensor) -> None:
         """Before a product with a weight raises its amaxes: warn where a step before has not ended by ``update_scales``.
@@ -113,10 +143,18 @@ class DelayedAmaxes(nn.Module):
         if theirs != self.text:
             raise InputError(f"{self.label}: {other_recipe('delayed.recipe', theirs, self.text)}")
 
-    def follow(self) -> None:
+    def overflow(self, sources: int) -> Mapping[tuple[str, Operand], torch.Tensor]:
+        """Of each operand of a step whose amaxes are reduced, the largest element by the largest that its factor holds."""
+        if self.measures(sources):
+            return {}
+        return {place: self.kept(*place).overflow(quantizer) for place, quantizer in self.quantizers.items()}
+
+    def follow(self, sources: int) -> None:
         """Go on to after a step, whose amaxes are reduced."""
         self._ends = True
         self.steps += 1
+        self.sources.fill_(sources)
+        self._loaded, self._version = None, _version_of(self.sources)
         for (weight, operand), quantizer in self.quantizers.items():
             self.kept(weight, operand).follow(quantizer, self.rule, self.steps)
 
@@ -132,7 +170,10 @@ class DelayedAmaxes(nn.Module):
         def of_bits(one: torch.Tensor) -> torch.Tensor:
             return fn(one.view(torch.int32)).view(one.dtype) if one.dtype == torch.float32 else fn(one)
 
-        return super()._apply(of_bits, recurse)
+        loaded = _version_of(self.sources) != self._version
+        super()._apply(of_bits, recurse)
+        self._version = _version_of(self.sources) - loaded
+        return self
 
     def _load_from_state_dict(
         self,
@@ -153,9 +194,14 @@ class DelayedAmaxes(nn.Module):
             # A load in place has written over it.
             self._write_recipe()
             return
-        if theirs is None and strict:
-            error_msgs.append(no_recipe(f"{prefix}recipe", self.text))
         self._passes.clear()
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if theirs is not None:
+            self.notice_state()
+
+
+def _version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to; always 0 where PyTorch does not count."""
+    return 0 if tensor.is_inference() else tensor._version
