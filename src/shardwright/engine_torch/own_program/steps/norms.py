@@ -7,14 +7,20 @@ PyTorch's own functions stack all norms in one tensor, and an optimizer calls on
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 
 from shardwright.core.findings.errors import InputError
+
+Apart = Mapping[dist.ProcessGroup, Iterable[torch.Tensor]]
+"""Tensors of which each rank of a group has its own, as a rank's experts; other plain tensors are the same on all ranks."""
+Ranks = tuple[int, ...]
 
 
 def clip_grad_norm_(
@@ -22,64 +28,110 @@ def clip_grad_norm_(
     max_norm: float,
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
+    *,
+    apart: Apart | None = None,
 ) -> torch.Tensor:
-    """As ``torch.nn.utils.clip_grad_norm_``, for the weights of a module that ``parallelize`` has sharded. All ranks call it.
+    """As ``torch.nn.utils.clip_grad_norm_``, for weights on any mixture of meshes, and plain ones. All ranks call it.
 
     Returns the norm of all gradients before, a plain tensor without dims, the same on every rank. Every element counts once, on however
-    many ranks it is.
+    many ranks it is. A weight without a gradient counts as 0, so ranks may have gradients of other experts. ``apart``: weights, plain or on
+    meshes of their own, of which each rank of a group has others.
     """
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    gradients = [parameter.grad for parameter in listed if parameter.grad is not None]
-    norm = total_norm(gradients, norm_type)
+    norm = _norm_of([(one, one.grad) for one in listed], norm_type, apart or {})
     if error_if_nonfinite and not torch.isfinite(norm):
         raise InputError(
             f"the norm of the gradients is {norm.item()}. Without error_if_nonfinite they would be scaled by it."
         )
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     with torch.no_grad():
-        for gradient in gradients:
-            local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-            local.mul_(factor.to(local.device))
+        for one in listed:
+            if one.grad is not None:
+                local = one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad
+                local.mul_(factor.to(local.device))
     return norm
 
 
+def get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor], norm_type: float = 2.0, *, apart: Apart | None = None
+) -> torch.Tensor:
+    """The norm of all elements of some tensors, as ``torch.nn.utils.get_total_norm``: a plain tensor, the same on every rank.
+
+    All ranks give tensors on the same meshes. ``apart``: as of ``clip_grad_norm_``, of these tensors.
+    """
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    return _norm_of([(one, one) for one in listed], norm_type, apart or {})
+
+
 @torch.no_grad()
-def total_norm(tensors: Iterable[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
-    """The norm of all elements of some tensors, as ``torch.nn.utils.get_total_norm``: a plain tensor, the same on every rank."""
+def _norm_of(pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], norm_type: float, apart: Apart) -> torch.Tensor:
+    """The norm of the second of each pair; where there is none, the first says over which ranks others have a part of it."""
     norm_type = float(norm_type)
-    # By the mesh, and by which of its axes shard the tensor: one sum over ranks for each.
-    parts: dict[Any, list[torch.Tensor]] = {}
-    for tensor in tensors:
-        if isinstance(tensor, DTensor):
-            if any(placement.is_partial() for placement in tensor.placements):
-                tensor = tensor.redistribute(
-                    placements=[Replicate() if one.is_partial() else one for one in tensor.placements]
-                )
-            sharded = tuple(not placement.is_replicate() for placement in tensor.placements)
-            parts.setdefault((tensor.device_mesh, sharded), []).append(_power(tensor.to_local(), norm_type))
-        else:
-            parts.setdefault(None, []).append(_power(tensor, norm_type))
-    if not parts:
+    if not norm_type > 0:
+        raise InputError(f"norm_type is {norm_type}; it must be above 0, or infinite.")
+    over: dict[int, list[dist.ProcessGroup]] = {}
+    for group, tensors in apart.items():
+        for tensor in tensors:
+            over.setdefault(id(tensor), []).append(group)
+    # By the groups of ranks to sum over, that of the innermost dim of a mesh first. All that is to be summed over a group next is summed
+    # together, so that each is asked once.
+    groups: dict[Ranks, tuple[dist.ProcessGroup, torch.device]] = {}
+    norms: dict[tuple[Ranks, ...], list[torch.Tensor]] = {}
+    for known, tensor in pairs:
+        if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+            tensor = tensor.redistribute(
+                placements=[Replicate() if one.is_partial() else one for one in tensor.placements]
+            )
+        like = known if tensor is None else tensor
+        mesh = like.device_mesh if isinstance(like, DTensor) else None
+        device = torch.device(mesh.device_type) if mesh is not None else like.device
+        ranks: list[Ranks] = []
+        for group in [*over.get(id(known), ()), *(_sharding(like, mesh) if mesh is not None else ())]:
+            members = tuple(dist.get_process_group_ranks(group))
+            if len(members) > 1 and members not in ranks:
+                groups.setdefault(members, (group, device))
+                ranks.append(members)
+        norms.setdefault(tuple(reversed(ranks)), []).append(_local_norm(tensor, norm_type, device))
+    powers = {ranks: _joined(torch.stack(each), norm_type) for ranks, each in norms.items()}
+    while longest := max(powers, key=len, default=()):
+        group, device = groups[longest[0]]
+        first = [ranks for ranks in powers if ranks[:1] == longest[:1]]
+        reduced = torch.stack([powers.pop(ranks).to(device) for ranks in first])
+        dist.all_reduce(reduced, dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM, group=group)
+        for ranks, power in zip(first, reduced, strict=True):
+            rest = powers.get(ranks[1:])
+            powers[ranks[1:]] = power if rest is None else _sum(power, rest.to(device), norm_type)
+    total = powers.get(())
+    if total is None:
         return torch.tensor(0.0)
-    operation = "max" if math.isinf(norm_type) else "sum"
-    powers = []
-    for key, of_key in parts.items():
-        power = torch.stack(of_key)
-        power = power.max() if operation == "max" else power.sum()
-        if key is not None:
-            mesh, sharded = key
-            placements = [Partial(operation) if one else Replicate() for one in sharded]
-            power = DTensor.from_local(power, mesh, placements, run_check=False).full_tensor()
-        powers.append(power)
-    total = torch.stack([power.to(powers[0].device) for power in powers])
-    return total.max() if operation == "max" else total.sum() ** (1.0 / norm_type)
+    return (total if math.isinf(norm_type) else total ** (1.0 / norm_type)).float()
 
 
-def _power(local: torch.Tensor, norm_type: float) -> torch.Tensor:
-    if not local.numel():
-        return torch.zeros((), dtype=torch.float32, device=local.device)
+def _sharding(tensor: torch.Tensor, mesh: DeviceMesh) -> list[dist.ProcessGroup]:
+    """The groups of ranks that have other parts of a DTensor, of the outermost dim of its mesh first."""
+    assert isinstance(tensor, DTensor)
+    return [mesh.get_group(dim) for dim, one in enumerate(tensor.placements) if not one.is_replicate()]
+
+
+def _local_norm(tensor: torch.Tensor | None, norm_type: float, device: torch.device) -> torch.Tensor:
+    """Of this rank's elements, on the device where ranks sum."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if local is None or not local.numel():
+        return torch.zeros((), dtype=torch.float32, device=device)
     norm = torch.linalg.vector_norm(local, norm_type, dtype=torch.float32 if local.dtype.itemsize < 4 else None)
-    return norm.float() if math.isinf(norm_type) else norm.float() ** norm_type
+    return norm.float().to(device)
+
+
+def _joined(norms: torch.Tensor, norm_type: float) -> torch.Tensor:
+    """Powers, which ranks sum, of norms; the largest of norms of infinity."""
+    if math.isinf(norm_type):
+        return norms.max()
+    wide = torch.float32 if norms.device.type == "mps" else torch.float64
+    return (norms.to(wide) ** norm_type).sum()
+
+
+def _sum(power: torch.Tensor, other: torch.Tensor, norm_type: float) -> torch.Tensor:
+    return torch.maximum(power, other) if math.isinf(norm_type) else power + other
 
 
 def parameter_groups(parameters: nn.Module | Iterable[torch.Tensor], **options: Any) -> list[dict[str, Any]]:
