@@ -46,11 +46,6 @@ def refusals() -> Mapping[str, str]:
         fully_shard(model, mesh=mesh["fsdp"])
         model[0](torch.ones(2, 8))
 
-    def other_seeds() -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(rank % 2)
-            Linear(8, 8, parallel_mode="column", tp_mesh=mesh["tp"])
-
     def other_recipes_at_rest() -> None:
         layer = Linear(8, 8, recipe="mxfp8" if rank < 2 else "fp8-row", tp_mesh=mesh["tp"], device="meta")
         fully_shard(layer, mesh=mesh["fsdp"])
@@ -74,7 +69,6 @@ def refusals() -> Mapping[str, str]:
             64, 64, recipe=replace(preset("fp8-current"), reduce_amax=rank % 2 == 0), tp_mesh=mesh["tp"]
         ),
         "recipes at rest": other_recipes_at_rest,
-        "seeds": other_seeds,
         "tokens": lambda: Linear(8, 8, True, parallel_mode="row", tp_mesh=mesh["tp"])(torch.ones(3, 4)),
     }
     return {what: refusal(do) for what, do in cases.items()}

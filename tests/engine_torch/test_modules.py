@@ -228,8 +228,6 @@ REFUSED: Mapping[str, str] = {
     "recipes of one name": "Linear: the ranks differ in its recipe: fp8-current on rank 0, fp8-current reduce_amax=False on "
     "rank 1. Give all ranks the same.",
     "recipes at rest": "Linear: the ranks differ in its recipe: mxfp8 on rank 0, fp8-row on rank 2. Give all ranks the same.",
-    "seeds": "Linear: the ranks differ in its seed: 900450186894289455 on rank 0, 3081012064131973355 on rank 1. Call "
-    "torch.manual_seed with one number on all ranks, and construct the same modules in the same order.",
     "tokens": "Linear: dim 0 of its input is 3, and tp 2 does not divide it, as sequence_parallel needs. Pad it to a multiple of "
     "2.",
 }

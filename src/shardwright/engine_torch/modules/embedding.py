@@ -9,6 +9,7 @@ import torch
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.layers.embedding import rows_of
 from shardwright.engine_torch.modules.parallel import ParallelModule
+from shardwright.engine_torch.modules.parts.arguments import require_local
 from shardwright.engine_torch.modules.parts.initial import InitMethod, Parameter, weight_initial
 from shardwright.engine_torch.modules.parts.tensor_parallel import exchanged
 
@@ -46,7 +47,11 @@ class Embedding(ParallelModule):
         )
         super().__init__([weight], **options)
 
+    def advice_on_sizes(self, size: int) -> str:
+        return f" A vocabulary is filled up: take the larger number, also for a tied head, and give the loss the first {size} logits."
+
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        require_local(tokens, self.label)
         peers = self.peers
         weight = self.weight_in_use("weight", self.weight.dtype)
         if not self.vocab_parallel or peers.group is None:

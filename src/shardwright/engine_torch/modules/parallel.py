@@ -29,6 +29,8 @@ from shardwright.engine_torch.modules.parts.arguments import (
 from shardwright.engine_torch.modules.parts.initial import Parameter, fill, local_box, new_seed
 from shardwright.engine_torch.modules.parts.precision import recipe_of
 from shardwright.engine_torch.modules.parts.tensor_parallel import (
+    first_seed,
+    flattened,
     in_use,
     lies_on,
     mesh_of,
@@ -125,11 +127,12 @@ class ParallelModule(nn.Module):
         they are gathered, so an amax of a weight is reduced over tp only; the mesh is checked, and not used otherwise.
         ``amax_group``: the ranks over which the amax of tokens is reduced, where tokens of several share a scale; with all of tp.
 
-        Raises InputError, on every rank of tp, for a mesh of several dims, for dims or blocks that tp does not divide, for
-        parameters that ``fully_shard`` has sharded already, and where ranks have other recipes or seeds.
+        Raises InputError, on every rank of tp, for a tp mesh of several dims, for dims or blocks that tp does not divide, for
+        parameters that ``fully_shard`` has sharded already, and where ranks have other recipes. Ranks with other seeds take the values of the
+        first one's.
         """
         if weight_mesh is not None:
-            self.weight_mesh = require_one_dim(weight_mesh, f"{self.label}: weight_mesh")
+            self.weight_mesh = flattened(weight_mesh, f"{self.label}: weight_mesh")
         if amax_group is not None:
             require_member(amax_group, self.label)
             self.amax_group = amax_group
@@ -144,8 +147,8 @@ class ParallelModule(nn.Module):
     def reset_parameters(self, defer_init: bool = False) -> None:
         """Give all parameters their initial values, each rank those of its boxes; parameters on ``meta`` get memory first.
 
-        ``defer_init``: do nothing. Every rank that holds a part of the parameters calls this. Raises InputError, on each, where
-        they have other recipes or seeds.
+        ``defer_init``: do nothing. Every rank that holds a part of the parameters calls this: all have the values of the first one's seed.
+        Raises InputError, on each, where they have other recipes.
         """
         if defer_init or not self._parameters:
             return
@@ -158,6 +161,7 @@ class ParallelModule(nn.Module):
             )
         if isinstance(first, DTensor):
             self._require_equal(first.device_mesh)
+            self._take_seed(first_seed(first.device_mesh, self.seed, self.label))
         if any(one is not None and one.is_meta for one in self._parameters.values()):
             self._take_memory(self._memory(first))
         self._fill()
@@ -178,6 +182,11 @@ class ParallelModule(nn.Module):
             raise InputError(
                 f"{self.label}: '{name}' is on meta, without values. Call reset_parameters(defer_init=False)."
             )
+        if hasattr(parameter, PLACED_AS):
+            raise InputError(
+                f"{self.label}: '{name}' is shared with a module whose set_device_mesh has replaced it. Call set_device_mesh of this one too, "
+                f"before an optimizer is made."
+            )
         mesh = self.tp_mesh or self._mesh_of_tied()
         if isinstance(parameter, DTensor) and parameter.device_mesh != mesh:
             raise InputError(
@@ -191,7 +200,10 @@ class ParallelModule(nn.Module):
         """The tp mesh of parameters that are tied to those of a module on it."""
         for name, one in self.specs.items():
             tied = getattr(self, name)
-            if self.tp_size == 1 or not isinstance(tied, DTensor) or tuple(tied.shape) != one.shape:
+            if not isinstance(tied, DTensor) or tuple(tied.shape) != one.shape:
+                continue
+            # Of another size it may be the mesh of fully_shard.
+            if tied.device_mesh.size() != self.tp_size:
                 continue
             if tied.device_mesh.ndim == 1 and tied.placements == (self._placement(one),):
                 return tied.device_mesh
@@ -219,6 +231,7 @@ class ParallelModule(nn.Module):
                 )
             current[name] = parameter
         self._require_equal(mesh)
+        self._take_seed(first_seed(mesh, self.seed, self.label, self._changed_since_filled))
         without_values = any(one.is_meta for one in current.values()) and self.device.type != "meta"
         for name, parameter in current.items():
             if not isinstance(parameter, DTensor):
@@ -254,17 +267,41 @@ class ParallelModule(nn.Module):
                 fill(parameter, one, self.seed)
                 setattr(parameter, FILLED_BY, self.seed)
 
-    def _take_memory(self, device: torch.device) -> None:
-        """As ``to_empty``, which would part the parameters that two modules share."""
-        for name in self.specs:
-            old = getattr(self, name)
-            if not old.is_meta:
+    def _take_seed(self, seed: int) -> None:
+        """The seed of another rank, and its values for parameters that have those of this one's."""
+        if seed == self.seed:
+            return
+        filled = [name for name in self.specs if getattr(getattr(self, name), FILLED_BY, None) == self.seed]
+        self.seed = seed
+        for name in filled:
+            parameter = getattr(self, name)
+            setattr(parameter, FILLED_BY, seed)
+            fill(parameter, self.specs[name], seed)
+        self._reset_seed()
+
+    def _reset_seed(self) -> None:
+        """Take a seed of another rank for what a module keeps beside its parameters."""
+
+    def _changed_since_filled(self) -> str | None:
+        """A parameter whose values have changed since they were made of this rank's seed."""
+        for name, one in self.specs.items():
+            parameter = getattr(self, name)
+            if parameter.is_meta or isinstance(parameter, DTensor) or getattr(parameter, FILLED_BY, None) != self.seed:
                 continue
-            made = getattr(old, PLACED_AS, None)
-            if made is None:
-                made = nn.Parameter(torch.empty_like(old, device=device), requires_grad=old.requires_grad)
-                setattr(old, PLACED_AS, made)
-            self.register_parameter(name, made)
+            values = torch.empty_like(parameter)
+            fill(values, one, self.seed)
+            if not torch.equal(values, parameter):
+                return name
+        return None
+
+    def _take_memory(self, device: torch.device) -> None:
+        """As ``to_empty``, but that all who hold a parameter have it afterwards: other modules that share it, and optimizers."""
+        for name in self.specs:
+            parameter = getattr(self, name)
+            if parameter.is_meta:
+                memory = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+                vars(memory).update(vars(parameter))
+                torch.utils.swap_tensors(parameter, memory)
 
     def _memory(self, first: torch.Tensor) -> torch.device:
         if self.device.type != "meta":
@@ -279,8 +316,13 @@ class ParallelModule(nn.Module):
                 size = one.shape[one.tp_dim]
                 raise InputError(
                     f"{self.label}: tp {num} shards dim {one.tp_dim} of '{one.name}' {one.shape}, and does not divide {size}. Take "
-                    f"{size // num * num} or {(size // num + 1) * num}, or other tp ranks."
+                    f"{size // num * num} or {(size // num + 1) * num}, or other tp ranks.{self.advice_on_sizes(size)}"
                 )
+
+    def advice_on_sizes(self, size: int) -> str:
+        """What else helps where tp does not divide a size; empty, or a sentence after a space."""
+        del size
+        return ""
 
     def _make_state(self) -> None:
         """Make what a module keeps beside its parameters."""
@@ -297,11 +339,10 @@ class ParallelModule(nn.Module):
             )
 
     def _require_equal(self, mesh: DeviceMesh) -> None:
-        """All ranks of a mesh have the same recipe, seed and shapes."""
+        """All ranks of a mesh have the same recipe and shapes."""
         mine = {
             "recipe": recipe_text(self.recipe) if self.recipe else "none",
             "sequence_parallel": str(self.sequence_parallel),
             "shapes": ", ".join(f"{one.name} {one.shape}" for one in self.specs.values()),
-            "seed": str(self.seed),
         }
         require_equal(mesh, mine, self.label)

@@ -190,6 +190,11 @@ class ProductModule(ParallelModule):
         if self.recipe is not None and is_random(self.recipe):
             self.random = RandomBits(self.seed, self.device)
 
+    def _reset_seed(self) -> None:
+        if self.random is not None and not self.random.has_passes:
+            self.random.first_seed = self.seed
+            self.random.reset()
+
     def _reset_state(self, device: torch.device) -> None:
         for one in filter(None, (self.delayed, self.random)):
             if any(buffer.is_meta for buffer in one.buffers()):

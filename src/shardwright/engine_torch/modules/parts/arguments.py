@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
@@ -89,7 +90,17 @@ def require_wide(dtype: object, label: str) -> torch.dtype:
     return dtype
 
 
+def require_local(x: object, label: str) -> None:
+    """Raises InputError for a DTensor: the modules compute with the tensor of a rank."""
+    if isinstance(x, DTensor):
+        raise InputError(
+            f"{label}: its input is a DTensor {tuple(x.shape)} of {', '.join(map(str, x.placements))}; it must be this rank's tensor, as "
+            f"parallel_mode and sequence_parallel have it. Give x.to_local(), and use DTensor.from_local of the output."
+        )
+
+
 def require_floats(x: torch.Tensor, label: str) -> None:
     """Raises InputError for tokens that are no floats: a weight in their dtype would be zeros."""
+    require_local(x, label)
     if not x.is_floating_point() or x.element_size() < 2:
         raise InputError(f"{label}: its input is {x.dtype}; it must be floats, as bfloat16. Cast it.")

@@ -53,6 +53,10 @@ class RandomBits(nn.Module):
         self.seed.copy_(torch.tensor([signed(word) for word in words_of(self.first_seed)], dtype=torch.int32))
         self.passes.zero_()
 
+    @property
+    def has_passes(self) -> bool:
+        return not self.passes.is_meta and bool(self.passes)
+
     def at(self, site: Site) -> Site:
         """A site whose bits are of this seed."""
         return replace(site, seed=self.seed, passes=self.passes)

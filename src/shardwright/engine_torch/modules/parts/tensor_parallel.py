@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor, Placement
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io import redistribute
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.io.private import flattened as as_one_axis
 from shardwright.engine_torch.own_program.shards import require_in_order
 
 Exchange = Literal["copied", "gathered", "summed", "scattered"]
@@ -151,27 +152,62 @@ def require_one_dim(mesh: object, what: str) -> DeviceMesh:
     return mesh
 
 
+def flattened(mesh: object, what: str) -> DeviceMesh:
+    """The ranks of a mesh as one dim. Raises InputError for what is not a DeviceMesh, or whose ranks do not ascend."""
+    if isinstance(mesh, DeviceMesh) and mesh.ndim > 1 and mesh.mesh_dim_names:
+        mesh = as_one_axis(mesh, mesh.mesh_dim_names)
+    return require_one_dim(mesh, what)
+
+
 def ranks_of(mesh: DeviceMesh) -> list[int]:
     return mesh.mesh.flatten().tolist()
 
 
 def require_equal(mesh: DeviceMesh, mine: Mapping[str, str], label: str) -> None:
     """Raises InputError, on every rank of a mesh, where they differ in one of these."""
-    for dim in range(mesh.ndim):
-        group = mesh.get_group(dim)
-        if mesh.size(dim) == 1 or dist.get_backend(group) == "fake":
-            continue
-        of_all: list[Any] = [None] * mesh.size(dim)
-        dist.all_gather_object(of_all, mine, group=group)
+    for group in _groups_of(mesh):
+        of_all = _gathered_objects(mine, group)
         ranks = dist.get_process_group_ranks(group)
         for what, first in of_all[0].items():
             other = next((rank for rank, each in enumerate(of_all) if each[what] != first), None)
             if other is not None:
-                fix = "Call torch.manual_seed with one number on all ranks, and construct the same modules in the same order"
                 raise InputError(
                     f"{label}: the ranks differ in its {what}: {first} on rank {ranks[0]}, {of_all[other][what]} on "
-                    f"rank {ranks[other]}. " + (f"{fix}." if what == "seed" else "Give all ranks the same.")
+                    f"rank {ranks[other]}. Give all ranks the same."
                 )
+
+
+def first_seed(mesh: DeviceMesh, seed: int, label: str, changed: Callable[[], str | None] | None = None) -> int:
+    """The seed of a mesh's first rank; each rank may have drawn one of its own.
+
+    ``changed``: names a parameter whose values are neither of the seed nor of a checkpoint. Raises InputError, on every rank, where seeds
+    differ and there is one: it would be parts of other tensors.
+    """
+    for group in _groups_of(mesh):
+        seeds = _gathered_objects(seed, group)
+        if len(set(seeds)) > 1 and changed is not None:
+            ranks = dist.get_process_group_ranks(group)
+            for rank, name in zip(ranks, _gathered_objects(changed(), group), strict=True):
+                if name is not None:
+                    raise InputError(
+                        f"{label}: the ranks drew its values with other seeds, and '{name}' has changed on rank {rank} since. Call "
+                        f"torch.manual_seed with one number on all ranks before the module is constructed, or change it after set_device_mesh."
+                    )
+        seed = seeds[0]
+    return seed
+
+
+def _groups_of(mesh: DeviceMesh) -> Iterator[dist.ProcessGroup]:
+    for dim in range(mesh.ndim):
+        group = mesh.get_group(dim)
+        if mesh.size(dim) > 1 and dist.get_backend(group) != "fake":
+            yield group
+
+
+def _gathered_objects(mine: Any, group: dist.ProcessGroup) -> list[Any]:
+    of_all: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(of_all, mine, group=group)
+    return of_all
 
 
 def mesh_of(group: dist.ProcessGroup, tp_size: int, device: torch.device, label: str) -> DeviceMesh:
