@@ -158,3 +158,12 @@ def next_gradients(folder: Path) -> list[list[float]]:
         load_by_dcp(module.state_dict(), checkpoint_id=folder / "dcp")
         found.append(mean_step(module, 3))
     return found
+
+
+def sources() -> tuple[int, int]:
+    """How many groups of four ranks have tokens of their own, without tp and with pairs of it."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    torch.manual_seed(0)
+    layers = [Linear(32, 32, parallel_mode="row", recipe="fp8-delayed") for _ in range(2)]
+    layers[1].set_device_mesh(mesh["model"])
+    return layers[0].num_sources, layers[1].num_sources

@@ -59,12 +59,14 @@ def drawn(seed: int) -> Norms:
             alone.append(other)
         weights.append(weight)
     group = experts.get_group("experts")
-    own = _own(experts)
-    weights.append(own[experts.get_local_rank("experts")])
-    alone += [_copy(one) for one in own]
+    of_ranks = _of_ranks(experts)
+    weights.append(of_ranks[experts.get_local_rank("experts")])
+    alone += [_copy(weight) for weight in of_ranks]
     apart = {group: weights[-1:]}
     total = get_total_norm(
-        [one.grad for one in weights if one.grad is not None], norm_type, apart={group: [_gradient(weights[-1])]}
+        [weight.grad for weight in weights if weight.grad is not None],
+        norm_type,
+        apart={group: [_gradient(weights[-1])]},
     )
     counted: list[int] = []
     reduce = dist.all_reduce
@@ -76,7 +78,7 @@ def drawn(seed: int) -> Norms:
     assert torch.equal(total, norm)
     needed = nn.utils.clip_grad_norm_(alone, 1.5, norm_type)
     after = clip_grad_norm_(weights, math.inf, norm_type, apart=apart)
-    clipped = nn.utils.get_total_norm([_gradient(one) for one in alone], norm_type)
+    clipped = nn.utils.get_total_norm([_gradient(weight) for weight in alone], norm_type)
     return Norms(
         ours=float(norm),
         needed=float(needed),
@@ -89,23 +91,23 @@ def _placements(draw: random.Random, mesh: DeviceMesh, dims: int) -> Sequence[Pl
     return [draw.choice([Replicate(), *(Shard(dim) for dim in range(dims))]) for _ in range(mesh.ndim)]
 
 
-def _own(experts: DeviceMesh) -> list[nn.Parameter]:
+def _of_ranks(experts: DeviceMesh) -> list[nn.Parameter]:
     """A weight of each rank of the experts' dim, of which this rank uses its own."""
     weights = [nn.Parameter(torch.randn(3, 4)) for _ in range(experts.size(1))]
-    for one in weights:
-        one.grad = torch.randn(3, 4)
+    for weight in weights:
+        weight.grad = torch.randn(3, 4)
     return weights
 
 
-def _copy(one: nn.Parameter) -> nn.Parameter:
-    copy = nn.Parameter(one.detach().clone())
-    copy.grad = _gradient(one).clone()
+def _copy(weight: nn.Parameter) -> nn.Parameter:
+    copy = nn.Parameter(weight.detach().clone())
+    copy.grad = _gradient(weight).clone()
     return copy
 
 
-def _gradient(one: torch.Tensor) -> torch.Tensor:
-    assert one.grad is not None
-    return one.grad
+def _gradient(weight: torch.Tensor) -> torch.Tensor:
+    assert weight.grad is not None
+    return weight.grad
 
 
 class _Mixed(nn.Module):
@@ -135,4 +137,4 @@ def mixed() -> tuple[float, float]:
         fully_shard(model, mesh=mesh["data"])
     model(torch.arange(8 * 16).view(8, 16).sin()).square().mean().backward()
     norm = clip_grad_norm_(model.parameters(), 0.01)
-    return float(norm), float(get_total_norm([_gradient(one) for one in model.parameters()]))
+    return float(norm), float(get_total_norm([_gradient(weight) for weight in model.parameters()]))

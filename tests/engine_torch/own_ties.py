@@ -30,15 +30,15 @@ def initial(seed: int, device: str) -> dict[str, list[float]]:
     )
     if num > 1:
         mesh = init_device_mesh("cpu", (num // 2, 2), mesh_dim_names=("data", "model"))
-        for one in module:
-            one.set_device_mesh(mesh["model"], mesh)  # pyright: ignore[reportCallIssue]
+        for child in module:
+            child.set_device_mesh(mesh["model"], mesh)  # pyright: ignore[reportCallIssue]
         # With values, ranks of data have those of their own seeds.
         fully_shard(module, mesh=mesh["data"])
     if device == "meta":
-        for one in module:
-            one.reset_parameters()  # pyright: ignore[reportCallIssue]
+        for child in module:
+            child.reset_parameters()  # pyright: ignore[reportCallIssue]
     tensors = {**dict(module.named_parameters()), "seed": module[1].random.seed}  # pyright: ignore[reportAttributeAccessIssue]
-    return {name: entire(one).flatten().tolist() for name, one in tensors.items()}
+    return {name: entire(tensor).flatten().tolist() for name, tensor in tensors.items()}
 
 
 def changed_since() -> str:
@@ -65,7 +65,7 @@ def refused() -> list[str]:
     ]
 
 
-def tied(width_of_tp: int, own: bool, first: str) -> list[float]:
+def tied(width_of_tp: int, ours: bool, first: str) -> list[float]:
     """Losses of a decoder whose head shares the weight of an embedding, ours or PyTorch's: on meta, with an optimizer that is made before
     there are values, and values that ``first`` gives, "head" or "embedding"."""
     torch.manual_seed(0)
@@ -74,7 +74,7 @@ def tied(width_of_tp: int, own: bool, first: str) -> list[float]:
     tp = mesh["model"]
     embedding = (
         Embedding(ENTRIES, WIDTH, vocab_parallel=True, device="meta")
-        if own
+        if ours
         else nn.Embedding(ENTRIES, WIDTH, device="meta")
     )
     model = nn.Sequential(
@@ -98,9 +98,9 @@ def tied(width_of_tp: int, own: bool, first: str) -> list[float]:
     model[2].weight = embedding.weight
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    order = (2, 1, 0) if first == "head" or not own else (0, 1, 2)
+    order = (2, 1, 0) if first == "head" or not ours else (0, 1, 2)
     for number in order:
-        if number or own:
+        if number or ours:
             model[number].reset_parameters()  # pyright: ignore[reportCallIssue]
     assert model[2].weight is embedding.weight
     assert len(list(model.parameters())) == 2

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from shardwright.engine_torch import load, save
+from shardwright.engine_torch.io.private import COMPILES_WHOLE
 from shardwright.engine_torch.modules import update_scales
-from tests.engine_torch.own_delayed import mean_step, network, next_gradients, saved_after_steps
+from tests.engine_torch.own_delayed import mean_step, network, next_gradients, saved_after_steps, sources
 from tests.engine_torch.ranks import Ranks
 
 NUMBERS = (1, 2, 3, 4, 8)
@@ -29,7 +30,7 @@ def test_the_first_gradient_on_another_number_of_ranks_is_that_of_one_process(
     eight: Ranks, saved: int, loaded: int, tmp_path: Path
 ) -> None:
     eight.first(saved).run(saved_after_steps, tmp_path)
-    (needed,) = (np.array(found) for found in eight.first(1).run(next_gradients, tmp_path)[0][:1])
+    (needed,) = (np.array(gradient) for gradient in eight.first(1).run(next_gradients, tmp_path)[0][:1])
     for gradient in eight.first(loaded).run(next_gradients, tmp_path)[0]:
         apart = np.linalg.norm(np.array(gradient) - needed) / np.linalg.norm(needed)
         assert apart <= 0.02, (saved, loaded, apart)
@@ -61,7 +62,7 @@ def test_weights_from_elsewhere_have_factors_of_their_own(
     module, current = network(), network("fp8-current")
     for number in range(steps):
         mean_step(module, number)
-    weights = {name: 1000 * one.detach() for name, one in current.named_parameters()}
+    weights = {name: 1000 * weight.detach() for name, weight in current.named_parameters()}
     loaded(module, weights, tmp_path)
     loaded_as_a_dict(current, weights, tmp_path)
     needed = torch.tensor(mean_step(current, 3))
@@ -70,15 +71,31 @@ def test_weights_from_elsewhere_have_factors_of_their_own(
     assert float((again - needed).norm() / needed.norm()) < 0.02
 
 
+@pytest.mark.filterwarnings("ignore:<class .torch.autograd.function.Function.> should not be instantiated")
+def test_a_compiled_module_measures_after_a_load_too() -> None:
+    module, current = network(), network("fp8-current")
+    compiled = torch.compile(module, fullgraph=COMPILES_WHOLE, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    mean_step(compiled, 0)
+    weights = {name: 1000 * weight.detach() for name, weight in current.named_parameters()}
+    for network_of in (module, current):
+        network_of.load_state_dict(weights, strict=False)
+    assert mean_step(compiled, 3) == mean_step(current, 3)
+
+
+def test_sources_of_tokens_are_those_of_data_ranks(four: Ranks) -> None:
+    assert four.run(sources) == [(4, 2)] * 4
+
+
 def test_elements_beyond_their_factor_are_reported() -> None:
     module = network()
     for number in range(2):
         mean_step(module, number)
     with torch.no_grad():
         module[1].weight *= 1000  # pyright: ignore[reportOperatorIssue, reportArgumentType]
-    with pytest.warns(UserWarning, match="times what its factor holds") as found:
+    with pytest.warns(UserWarning, match="times what its factor holds") as caught:
         mean_step(module, 2)
-    (text,) = (str(one.message) for one in found)
+    (text,) = (str(warning.message) for warning in caught)
     assert re.sub(r"[0-9.e+]+ times", "N times", text) == (
         "Linear at 1: weight of 'weight' was up to N times what its factor holds (3 more of 12 operands also overflowed): such elements "
         "had the largest code, so the gradients of this step are too small. The factors of the next step hold them. Tokens, weights or "

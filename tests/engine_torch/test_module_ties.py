@@ -52,9 +52,9 @@ def alone(one: Ranks) -> dict[tuple[bool, str], list[float]]:
     return {case: one.run(tied, 1, *case)[0] for case in ((True, "head"), (True, "embedding"), (False, "head"))}
 
 
-@pytest.mark.parametrize(("num", "tp", "own", "first"), TIES)
+@pytest.mark.parametrize(("num", "tp", "ours", "first"), TIES)
 def test_tied_weights_have_values_in_any_order(
-    four: Ranks, alone: dict[tuple[bool, str], list[float]], num: int, tp: int, own: bool, first: str
+    four: Ranks, alone: dict[tuple[bool, str], list[float]], num: int, tp: int, ours: bool, first: str
 ) -> None:
-    losses = one_answer(four.first(num).run(tied, tp, own, first))
-    np.testing.assert_allclose(losses, alone[own, first], rtol=2e-3)
+    losses = one_answer(four.first(num).run(tied, tp, ours, first))
+    np.testing.assert_allclose(losses, alone[ours, first], rtol=2e-3)

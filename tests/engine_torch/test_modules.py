@@ -244,12 +244,13 @@ REFUSED_ALONE: Sequence[tuple[Callable[[], object], str]] = (
     (
         lambda: Linear(8, 8, recipe="mxfp4"),
         "there is no recipe 'mxfp4'. Did you mean 'nvfp4'? The recipes are fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, "
-        "nvfp4.",
+        "nvfp4, DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, Float8BlockScaling, NVFP4BlockScaling.",
     ),
     (
         lambda: Linear(8, 8, recipe=8),
-        "recipe is a int; it must be one of fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, nvfp4, or what "
-        "shardwright.core.recipes.presets.preset gives.",
+        "recipe is a int; it must be one of fp8-delayed, fp8-current, fp8-row, fp8-block, mxfp8, nvfp4, what "
+        "shardwright.core.recipes.presets.preset gives, or Transformer Engine's DelayedScaling, Float8CurrentScaling, MXFP8BlockScaling, "
+        "Float8BlockScaling, NVFP4BlockScaling.",
     ),
     (
         lambda: Linear(8, 8, return_bias=True),

@@ -18,6 +18,7 @@ from shardwright.engine_torch.modules.grouped import GroupedLinear
 from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.norm import LayerNorm, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormLinear, LayerNormMLP
+from shardwright.engine_torch.modules.parts.autocasting import autocast
 from shardwright.engine_torch.modules.scales import update_scales
 
 __all__ = [
@@ -29,5 +30,6 @@ __all__ = [
     "LayerNormMLP",
     "Linear",
     "RMSNorm",
+    "autocast",
     "update_scales",
 ]

@@ -11,7 +11,9 @@ import torch
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
+from shardwright.engine_torch.modules.parts.arguments import refuse
 from shardwright.engine_torch.modules.parts.initial import InitMethod
+from shardwright.engine_torch.modules.parts.signatures import as_in_transformer_engine
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, exchanged, in_autocast
 from shardwright.engine_torch.modules.products import ProductModule
 
@@ -25,6 +27,7 @@ class GroupedLinear(ProductModule):
     torch.Size([5, 3])
     """
 
+    @as_in_transformer_engine("GroupedLinear")
     def __init__(
         self,
         num_gemms: int,
@@ -55,9 +58,16 @@ class GroupedLinear(ProductModule):
         super().__init__(parameters, **options)
 
     def forward(
-        self, x: torch.Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None
+        self,
+        inp: torch.Tensor,
+        m_splits: Sequence[int],
+        is_first_microbatch: bool | None = None,
+        out: None = None,
+        dgrad_out: None = None,
     ) -> torch.Tensor:
         del is_first_microbatch
+        refuse(self.label, {"out": out, "dgrad_out": dgrad_out})
+        x = inp
         splits = [int(number) for number in m_splits]
         if x.dim() != 2 or len(splits) != self.num_gemms or sum(splits) != len(x) or any(one < 0 for one in splits):
             raise InputError(

@@ -12,7 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
+from shardwright.engine_torch.modules.parts.arguments import refuse
 from shardwright.engine_torch.modules.parts.initial import ZEROS, InitMethod, Parameter, weight_initial
+from shardwright.engine_torch.modules.parts.signatures import as_in_transformer_engine
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
 from shardwright.engine_torch.modules.products import ProductModule
 
@@ -38,6 +40,7 @@ class Linear(ProductModule):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
+    @as_in_transformer_engine("Linear")
     def __init__(
         self,
         in_features: int,
@@ -78,9 +81,16 @@ class Linear(ProductModule):
         if not bias:
             self.register_parameter("bias", None)
 
-    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        inp: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+    ) -> torch.Tensor:
         del is_first_microbatch
-        return self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
+        refuse(self.label, {"fp8_output": fp8_output, "fp8_grad": fp8_grad})
+        return self.product(inp, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         return {"weight": (self.parallel_mode, DIM_NAMES)}

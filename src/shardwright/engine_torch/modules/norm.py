@@ -14,6 +14,7 @@ from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.arguments import require_floats
 from shardwright.engine_torch.modules.parts.initial import ONES, ZEROS, Parameter
+from shardwright.engine_torch.modules.parts.signatures import as_in_transformer_engine
 
 Normalization = Literal["LayerNorm", "RMSNorm"]
 
@@ -24,16 +25,22 @@ class _Norm(ParallelModule):
     kind: ClassVar[Normalization]
     weight: torch.nn.Parameter
 
+    # Of both norms.
+    @as_in_transformer_engine("RMSNorm")
     def __init__(
         self,
-        normalized_shape: int | Sequence[int],
+        normalized_shape: int | Sequence[int] | None = None,
         eps: float = 1e-5,
         sequence_parallel: bool | None = None,
         *,
         zero_centered_gamma: bool = False,
+        hidden_size: int | None = None,
         **options: Any,
     ) -> None:
-        self.hidden_size = one_dim(normalized_shape)
+        shape = hidden_size if normalized_shape is None else normalized_shape
+        if shape is None or (normalized_shape is not None and hidden_size is not None):
+            raise InputError(f"{self.kind} needs normalized_shape, or its older name hidden_size, and not both.")
+        self.hidden_size = one_dim(shape)
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
         parameters = norm_parameters("", self.hidden_size, self.kind, zero_centered=zero_centered_gamma)
         super().__init__(parameters, sequence_parallel=bool(sequence_parallel), **options)

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn import functional
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Dim
 from shardwright.engine_torch.modules.linear import DIM_NAMES, linear_parameters, require_mode
 from shardwright.engine_torch.modules.norm import Normalization, norm_parameters, normalized
+from shardwright.engine_torch.modules.parts.activations import activation_of
+from shardwright.engine_torch.modules.parts.arguments import refuse
 from shardwright.engine_torch.modules.parts.initial import InitMethod
+from shardwright.engine_torch.modules.parts.signatures import as_in_transformer_engine
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
 from shardwright.engine_torch.modules.products import ProductModule
 
 NORM = "layer_norm_"
 """What the names of a norm's parameters begin with."""
-
-
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
-ACTIVATIONS: Mapping[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
-    "gelu": (_gelu, False),
-    "relu": (functional.relu, False),
-    "silu": (functional.silu, False),
-    "srelu": (lambda x: functional.relu(x).square(), False),
-    "qgelu": (lambda x: x * torch.sigmoid(1.702 * x), False),
-    "geglu": (_gelu, True),
-    "reglu": (functional.relu, True),
-    "swiglu": (functional.silu, True),
-}
-"""By Transformer Engine's name: the function, and whether the hidden units are gated by it."""
 
 
 class LayerNormLinear(ProductModule):
@@ -47,6 +32,7 @@ class LayerNormLinear(ProductModule):
     layer_norm_weight: torch.nn.Parameter
     weight: torch.nn.Parameter
 
+    @as_in_transformer_engine("LayerNormLinear")
     def __init__(
         self,
         in_features: int,
@@ -74,9 +60,16 @@ class LayerNormLinear(ProductModule):
         parameters += linear_parameters("", in_features, out_features, parallel_mode, init_method, bias=bias)
         super().__init__(parameters, **options)
 
-    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+    def forward(
+        self,
+        inp: torch.Tensor,
+        is_first_microbatch: bool | None = None,
+        fp8_output: bool = False,
+        fp8_grad: bool = False,
+    ) -> torch.Tensor:
         del is_first_microbatch
-        x = normalized(self, x, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
+        refuse(self.label, {"fp8_output": fp8_output, "fp8_grad": fp8_grad})
+        x = normalized(self, inp, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
         return self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
@@ -97,6 +90,7 @@ class LayerNormMLP(ProductModule):
     fc1_weight: torch.nn.Parameter
     fc2_weight: torch.nn.Parameter
 
+    @as_in_transformer_engine("LayerNormMLP")
     def __init__(
         self,
         hidden_size: int,
@@ -106,14 +100,14 @@ class LayerNormMLP(ProductModule):
         bias: bool = True,
         normalization: Normalization = "LayerNorm",
         activation: str = "gelu",
+        activation_params: Mapping[str, float] | None = None,
         zero_centered_gamma: bool = False,
         set_parallel_mode: bool = False,
         init_method: InitMethod | None = None,
         output_layer_init_method: InitMethod | None = None,
         **options: Any,
     ) -> None:
-        if activation not in ACTIVATIONS:
-            raise InputError(f"activation is {activation!r}; it must be one of {', '.join(ACTIVATIONS)}.")
+        self.activate = activation_of(activation, activation_params)
         self.hidden_size, self.ffn_hidden_size, self.use_bias, self.eps = hidden_size, ffn_hidden_size, bias, eps
         self.normalization: Normalization = normalization
         self.zero_centered_gamma, self.activation = zero_centered_gamma, activation
@@ -128,17 +122,15 @@ class LayerNormMLP(ProductModule):
 
     def inner(self) -> tuple[str, ...]:
         """What the names of the first layers' parameters begin with; that of the gate last."""
-        return ("fc1_", "fc1_gate_") if ACTIVATIONS[self.activation][1] else ("fc1_",)
+        return ("fc1_", "fc1_gate_") if self.activate.gated else ("fc1_",)
 
-    def forward(self, x: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+    def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
         del is_first_microbatch
-        x = normalized(self, x, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
+        x = normalized(self, inp, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
         into, out = self.modes
-        activation = ACTIVATIONS[self.activation][0]
         x = self.entered(x, "fc1_weight", into)
         hidden = [self.product_of_entered(x, self._names(prefix), into) for prefix in self.inner()]
-        made = activation(hidden[-1]) * hidden[0] if len(hidden) == 2 else activation(hidden[0])
-        return self.product(made, self._names("fc2_"), out)
+        return self.product(self.activate(*reversed(hidden)), self._names("fc2_"), out)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         into, out = self.modes

@@ -144,7 +144,12 @@ class ParallelModule(nn.Module):
             group = self.amax_group
             require_within(tp, group and dist.get_process_group_ranks(group), f"{self.label}: amax_group")
 
-    def reset_parameters(self, defer_init: bool = False) -> None:
+    def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
+        """As ``set_device_mesh`` with a mesh of this group, for programs without ``fully_shard``."""
+        if tp_group is not None:
+            self.set_device_mesh(mesh_of(tp_group, self.tp_size, self.device, self.label))
+
+    def reset_parameters(self, defer_init: bool | None = False) -> None:
         """Give all parameters their initial values, each rank those of its boxes; parameters on ``meta`` get memory first.
 
         ``defer_init``: do nothing. Every rank that holds a part of the parameters calls this: all have the values of the first one's seed.
@@ -284,12 +289,12 @@ class ParallelModule(nn.Module):
 
     def _changed_since_filled(self) -> str | None:
         """A parameter whose values have changed since they were made of this rank's seed."""
-        for name, one in self.specs.items():
+        for name, spec in self.specs.items():
             parameter = getattr(self, name)
             if parameter.is_meta or isinstance(parameter, DTensor) or getattr(parameter, FILLED_BY, None) != self.seed:
                 continue
             values = torch.empty_like(parameter)
-            fill(values, one, self.seed)
+            fill(values, spec, self.seed)
             if not torch.equal(values, parameter):
                 return name
         return None

@@ -17,7 +17,9 @@ from shardwright.engine_torch.io.private import no_view
 from shardwright.engine_torch.layers.product import weight_product
 from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.arguments import require_floats
+from shardwright.engine_torch.modules.parts.autocasting import recipe_inside, require_recipe
 from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
+from shardwright.engine_torch.modules.parts.initial import Parameter
 from shardwright.engine_torch.modules.parts.precision import low_precision, require_units, with_kernels
 from shardwright.engine_torch.modules.parts.random_bits import (
     THIS,
@@ -42,6 +44,9 @@ class ProductModule(ParallelModule):
     delayed: DelayedAmaxes | None
     random: RandomBits | None
     _source: tuple[tuple[Sequence[int], dist.ProcessGroup], Source] | None = None
+
+    def __init__(self, parameters: Sequence[Parameter], *, recipe: object = None, **options: Any) -> None:
+        super().__init__(parameters, recipe=recipe_inside(recipe, type(self).__name__), **options)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         """By the name of each weight that is quantized: its mode, and the arguments that give its dims."""
@@ -69,6 +74,7 @@ class ProductModule(ParallelModule):
     def multiplied(self, x: torch.Tensor, name: str, mode: Mode | None, *, sorted_tokens: bool = False) -> torch.Tensor:
         """Local tokens times the local weight ``name``, as the recipe has it. ``sorted_tokens``: those of one of several layers, of
         which each rank has as many as there are."""
+        require_recipe(self.recipe, self.label)
         weight = self.weight_in_use(name, x.dtype)
         if self.delayed is not None and self._has_amaxes:
             self.delayed.notice_missing_end(name, weight)
@@ -176,7 +182,7 @@ class ProductModule(ParallelModule):
             outputs, inputs = self.specs[name].shape
             require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super()._load_from_state_dict(state_dict, prefix, *others)
         weights = any(f"{prefix}{name}" in state_dict for name in self.linear_dims())
         state = any(name.startswith(f"{prefix}delayed.") for name in state_dict)

@@ -52,7 +52,9 @@ def update_scales(module: nn.Module) -> None:
     histories: with both values.
     """
     named = {
-        name: one for name, one in module.named_modules() if isinstance(one, ProductModule) and one.delayed is not None
+        name: child
+        for name, child in module.named_modules()
+        if isinstance(child, ProductModule) and child.delayed is not None
     }
     modules = list(named.values())
     for one in modules:
@@ -74,15 +76,15 @@ def update_scales(module: nn.Module) -> None:
 def _warn_of_saturation(modules: Mapping[str, ProductModule]) -> None:
     """One warning of the largest, on the first rank of those that have tokens of the module."""
     overflows = {
-        f"{one.label}{name and f' at {name}'}: {operand} of '{weight}'": overflow
-        for name, one in modules.items()
-        if one.delayed is not None and (not dist.is_initialized() or dist.get_rank(one.amax_group) == 0)
-        for (weight, operand), overflow in one.delayed.overflow(one.num_sources).items()
+        f"{owner.label}{name and f' at {name}'}: {operand} of '{weight}'": overflow
+        for name, owner in modules.items()
+        if owner.delayed is not None and (not dist.is_initialized() or dist.get_rank(owner.amax_group) == 0)
+        for (weight, operand), overflow in owner.delayed.overflow(owner.num_sources).items()
     }
     if not overflows:
         return
     times = dict(zip(overflows, torch.stack(list(overflows.values())).tolist(), strict=True))
-    saturated = {where: each for where, each in times.items() if each > SATURATED}
+    saturated = {where: ratio for where, ratio in times.items() if ratio > SATURATED}
     if saturated:
         where = max(saturated, key=saturated.__getitem__)
         others = f" ({len(saturated) - 1} more of {len(times)} operands also overflowed)" if len(saturated) > 1 else ""

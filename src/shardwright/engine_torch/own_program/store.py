@@ -229,9 +229,9 @@ def load(
         job.moments.take()
     if job.extra:
         module.load_state_dict(dict(job.extra), strict=False)
-    for one in module.modules():
-        if isinstance(one, NoticesLoads):
-            one.notice_load(lambda tensor: id(tensor) in job.ids)
+    for child in module.modules():
+        if isinstance(child, NoticesLoads):
+            child.notice_load(lambda tensor: id(tensor) in job.ids)
     return job.loaded
 
 
@@ -307,7 +307,7 @@ def _compared(
         tensors=(*shards, *(moments.tensors if moments is not None else ())),
         tied=repeated,
         moments=moments,
-        ids=frozenset(id(one) for name, one in named.tensors.items() if name in names),
+        ids=frozenset(id(tensor) for name, tensor in named.tensors.items() if name in names),
         extra={named.keys[name]: values["module"][name] for name in wanted_values if name in named.keys},
         loaded=Loaded(
             step=checkpoint.point.step,

@@ -5,5 +5,9 @@ precision.py        the recipes that they compute, and which ranks agree on an a
 delayed.py          what a module keeps for delayed amaxes between steps
 random_bits.py      what a module keeps for random bits, and which ones an element has
 initial.py          initial values, the same on every mesh
-arguments.py        Transformer Engine's arguments that have no meaning here
+signatures.py       Transformer Engine's arguments, in order and with their defaults
+arguments.py        those of them that have no meaning here
+recipe_objects.py   its recipes, by name and as objects
+autocasting.py      its autocast
+activations.py      its activations
 """

@@ -35,10 +35,13 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
     "ub_overlap_ag_dgrad": (False, _OVERLAP),
     "ub_bulk_dgrad": (False, _OVERLAP),
     "ub_bulk_wgrad": (False, _OVERLAP),
+    "fp8_output": (False, "Outputs are in high precision"),
+    "fp8_grad": (False, "Gradients are in high precision"),
+    "out": (None, "Leave it out: the output is a new tensor"),
+    "dgrad_out": (None, "Leave it out: the gradient is a new tensor"),
+    "use_grouped_tensor": (None, "Leave it out: each of num_gemms has a weight of its own"),
     "seq_length": (None, "Leave it out: any number of tokens is accepted"),
     "micro_batch_size": (None, "Leave it out: any number of tokens is accepted"),
-    "gated": (None, "Give activation='swiglu', 'geglu' or 'reglu'"),
-    "activation_params": (None, "Give an activation without parameters"),
     "checkpoint": (False, "Use torch.utils.checkpoint"),
     "save_for_backward_fp8": (False, "Leave it out"),
     "single_grouped_weight": (False, "Leave it out: each of num_gemms has a weight of its own"),
@@ -59,10 +62,10 @@ def refuse(module: str, others: Mapping[str, Any], known: Sequence[str] = ()) ->
     """Raises InputError for an argument that a module does not have, or has only by its default."""
     for name, value in others.items():
         if name not in UNUSED:
-            names = [one for one in known if one not in ("self", "others", "options", "parameters")]
+            names = [one for one in dict.fromkeys(known) if one not in ("self", "others", "options", "parameters")]
             raise InputError(f"{module} has no argument '{name}'. {did_you_mean(name, names)}".rstrip())
         default, instead = UNUSED[name]
-        if value != default:
+        if value is not default and value != default:
             raise InputError(f"{module}: {name}={value!r} is Transformer Engine's, and is not done here. {instead}.")
 
 

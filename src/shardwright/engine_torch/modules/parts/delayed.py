@@ -147,7 +147,7 @@ class DelayedAmaxes(nn.Module):
         """Of each operand of a step whose amaxes are reduced, the largest element by the largest that its factor holds."""
         if self.measures(sources):
             return {}
-        return {place: self.kept(*place).overflow(quantizer) for place, quantizer in self.quantizers.items()}
+        return {operand: self.kept(*operand).overflow(quantizer) for operand, quantizer in self.quantizers.items()}
 
     def follow(self, sources: int) -> None:
         """Go on to after a step, whose amaxes are reduced."""

@@ -26,6 +26,7 @@ from shardwright.core.recipes.presets import PRESETS, preset
 from shardwright.core.recipes.recipe import DIMS, ENTIRE, PER_TENSOR, Dim, Operand, Product, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.modules.parts.recipe_objects import RECIPES, recipe_named
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, peers_in
 from shardwright.engine_torch.precision.kernels import product_device
 
@@ -36,16 +37,17 @@ def recipe_of(recipe: object) -> Recipe | None:
     """A recipe by its name or as it is. Raises InputError for another value, and for one that the modules cannot compute."""
     if recipe is None:
         return None
+    recipe = recipe_named(recipe) or recipe
     if isinstance(recipe, str):
         if recipe not in PRESETS:
             raise InputError(
-                f"there is no recipe '{recipe}'. {did_you_mean(recipe, PRESETS)} The recipes are {', '.join(PRESETS)}."
+                f"there is no recipe '{recipe}'. {did_you_mean(recipe, [*PRESETS, *RECIPES])} The recipes are {', '.join([*PRESETS, *RECIPES])}."
             )
         recipe = preset(recipe)
     if not isinstance(recipe, Recipe):
         raise InputError(
-            f"recipe is a {type(recipe).__name__}; it must be one of {', '.join(PRESETS)}, or what "
-            f"shardwright.core.recipes.presets.preset gives."
+            f"recipe is a {type(recipe).__name__}; it must be one of {', '.join(PRESETS)}, what "
+            f"shardwright.core.recipes.presets.preset gives, or Transformer Engine's {', '.join(RECIPES)}."
         )
     for (product, operand), quantizer in recipe.quantizers.items():
         lacks = _lacks(product, quantizer)

@@ -152,11 +152,11 @@ def require_one_dim(mesh: object, what: str) -> DeviceMesh:
     return mesh
 
 
-def flattened(mesh: object, what: str) -> DeviceMesh:
+def flattened(mesh: object, label: str) -> DeviceMesh:
     """The ranks of a mesh as one dim. Raises InputError for what is not a DeviceMesh, or whose ranks do not ascend."""
     if isinstance(mesh, DeviceMesh) and mesh.ndim > 1 and mesh.mesh_dim_names:
         mesh = as_one_axis(mesh, mesh.mesh_dim_names)
-    return require_one_dim(mesh, what)
+    return require_one_dim(mesh, label)
 
 
 def ranks_of(mesh: DeviceMesh) -> list[int]:

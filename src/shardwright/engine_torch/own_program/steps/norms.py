@@ -38,16 +38,16 @@ def clip_grad_norm_(
     meshes of their own, of which each rank of a group has others.
     """
     listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    norm = _norm_of([(one, one.grad) for one in listed], norm_type, apart or {})
+    norm = _norm_of([(parameter, parameter.grad) for parameter in listed], norm_type, apart or {})
     if error_if_nonfinite and not torch.isfinite(norm):
         raise InputError(
             f"the norm of the gradients is {norm.item()}. Without error_if_nonfinite they would be scaled by it."
         )
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     with torch.no_grad():
-        for one in listed:
-            if one.grad is not None:
-                local = one.grad.to_local() if isinstance(one.grad, DTensor) else one.grad
+        for parameter in listed:
+            if (gradient := parameter.grad) is not None:
+                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
                 local.mul_(factor.to(local.device))
     return norm
 
@@ -60,7 +60,7 @@ def get_total_norm(
     All ranks give tensors on the same meshes. ``apart``: as of ``clip_grad_norm_``, of these tensors.
     """
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    return _norm_of([(one, one) for one in listed], norm_type, apart or {})
+    return _norm_of([(tensor, tensor) for tensor in listed], norm_type, apart or {})
 
 
 @torch.no_grad()
@@ -77,30 +77,30 @@ def _norm_of(pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], norm_typ
     # together, so that each is asked once.
     groups: dict[Ranks, tuple[dist.ProcessGroup, torch.device]] = {}
     norms: dict[tuple[Ranks, ...], list[torch.Tensor]] = {}
-    for known, tensor in pairs:
+    for holder, tensor in pairs:
         if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
             tensor = tensor.redistribute(
-                placements=[Replicate() if one.is_partial() else one for one in tensor.placements]
+                placements=[Replicate() if placement.is_partial() else placement for placement in tensor.placements]
             )
-        like = known if tensor is None else tensor
+        like = holder if tensor is None else tensor
         mesh = like.device_mesh if isinstance(like, DTensor) else None
         device = torch.device(mesh.device_type) if mesh is not None else like.device
         ranks: list[Ranks] = []
-        for group in [*over.get(id(known), ()), *(_sharding(like, mesh) if mesh is not None else ())]:
+        for group in [*over.get(id(holder), ()), *(_sharding(like, mesh) if mesh is not None else ())]:
             members = tuple(dist.get_process_group_ranks(group))
             if len(members) > 1 and members not in ranks:
                 groups.setdefault(members, (group, device))
                 ranks.append(members)
         norms.setdefault(tuple(reversed(ranks)), []).append(_local_norm(tensor, norm_type, device))
-    powers = {ranks: _joined(torch.stack(each), norm_type) for ranks, each in norms.items()}
+    powers = {ranks: _joined(torch.stack(of_ranks), norm_type) for ranks, of_ranks in norms.items()}
     while longest := max(powers, key=len, default=()):
         group, device = groups[longest[0]]
         first = [ranks for ranks in powers if ranks[:1] == longest[:1]]
         reduced = torch.stack([powers.pop(ranks).to(device) for ranks in first])
         dist.all_reduce(reduced, dist.ReduceOp.MAX if math.isinf(norm_type) else dist.ReduceOp.SUM, group=group)
-        for ranks, power in zip(first, reduced, strict=True):
-            rest = powers.get(ranks[1:])
-            powers[ranks[1:]] = power if rest is None else _sum(power, rest.to(device), norm_type)
+        for (_, *last), power in zip(first, reduced, strict=True):
+            rest = powers.get(tuple(last))
+            powers[tuple(last)] = power if rest is None else _sum(power, rest.to(device), norm_type)
     total = powers.get(())
     if total is None:
         return torch.tensor(0.0)
@@ -110,7 +110,7 @@ def _norm_of(pairs: Sequence[tuple[torch.Tensor, torch.Tensor | None]], norm_typ
 def _sharding(tensor: torch.Tensor, mesh: DeviceMesh) -> list[dist.ProcessGroup]:
     """The groups of ranks that have other parts of a DTensor, of the outermost dim of its mesh first."""
     assert isinstance(tensor, DTensor)
-    return [mesh.get_group(dim) for dim, one in enumerate(tensor.placements) if not one.is_replicate()]
+    return [mesh.get_group(dim) for dim, placement in enumerate(tensor.placements) if not placement.is_replicate()]
 
 
 def _local_norm(tensor: torch.Tensor | None, norm_type: float, device: torch.device) -> torch.Tensor:
