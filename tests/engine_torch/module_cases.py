@@ -21,6 +21,7 @@ from tests.engine_torch.own_modules import (
     MESHES,
     MODELS,
     NVFP4,
+    OF_TOKENS,
     POWER_OF_TWO,
     WITHOUT_CHANCE,
     Step,
@@ -169,8 +170,8 @@ def _own_part(entire: np.ndarray, rank: Trained, case: ModuleCase) -> np.ndarray
     """A rank's part of an output: its rows, and of a sharded vocabulary its columns."""
     for index, size in zip(rank.data, [size for axis, size in MESHES[case.kind].items() if axis != "tp"], strict=True):
         entire = np.split(entire, size)[index]
-    if case.model == "decoder" or (case.model == "pair" and case.kind == "tp-sp"):
-        entire = np.split(entire, rank.tp[1], axis=-1 if case.model == "decoder" else 0)[rank.tp[0]]
+    if case.model in OF_TOKENS or (case.model == "pair" and case.kind == "tp-sp"):
+        entire = np.split(entire, rank.tp[1], axis=-1 if case.model in OF_TOKENS else 0)[rank.tp[0]]
     return entire
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,10 @@ from shardwright.engine_torch.modules import (
     LayerNormMLP,
     Linear,
     RMSNorm,
+    RotaryPositionEmbedding,
+    TransformerLayer,
     update_scales,
 )
-from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.products import ProductModule
 
 TOKENS, WIDTH, HIDDEN, VOCAB = 128, 128, 256, 256
@@ -141,6 +142,37 @@ class Decoder(nn.Module):
         return self.head(self.norm(x + self.mlp(x)))
 
 
+class Layered(nn.Module):
+    """Of one layer of a transformer, with fewer KV heads than heads."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        high = {**options, "recipe": None}
+        self.tokens = Embedding(VOCAB, WIDTH, vocab_parallel=True, **high)
+        self.layer = TransformerLayer(
+            WIDTH,
+            HIDDEN,
+            16,
+            8,
+            kv_channels=32,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            set_parallel_mode=True,
+            normalization="RMSNorm",
+            activation="swiglu",
+            attn_input_format="bshd",
+            qk_norm_type="RMSNorm",
+            bias=True,
+            **options,
+        )
+        self.head = Linear(WIDTH, VOCAB, parallel_mode="column", bias=False, **options)
+        self.head.weight = self.tokens.weight
+        self.positions = RotaryPositionEmbedding(32)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.tokens(tokens), rotary_pos_emb=self.positions(tokens.shape[1])))
+
+
 class Grouped(nn.Module):
     """Two layers of which each has tokens, and one in their middle that has none."""
 
@@ -161,19 +193,31 @@ class Grouped(nn.Module):
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {"pair": Pair, "decoder": Decoder, "grouped": Grouped}
 
+LAYERED = "layered"
+OF_TOKENS = ("decoder", LAYERED)
+"""Models whose input is numbers of tokens, and whose output is logits of a sharded vocabulary."""
+
+
+def outermost(module: nn.Module) -> Iterator[Any]:
+    """The modules that users place: those that are not parts of another one."""
+    for child in module.children():
+        if hasattr(child, "set_device_mesh"):
+            yield child
+        else:
+            yield from outermost(child)
+
 
 def made(kind: str, model: str, recipe: str | None, *, deferred: bool = False) -> tuple[nn.Module, Place]:
     """A model on a mesh, in the order of calls that users follow."""
     torch.manual_seed(5)
     at = place(kind)
     chosen = WITH_OPTIONS.get(recipe, recipe) if recipe else None
-    module = MODELS[model](recipe=chosen, sequence_parallel=at.sequence_parallel, device="meta" if deferred else None)
-    parallel = [one for one in module.modules() if isinstance(one, ParallelModule | DotProductAttention)]
+    module = {**MODELS, LAYERED: Layered}[model](
+        recipe=chosen, sequence_parallel=at.sequence_parallel, device="meta" if deferred else None
+    )
+    parallel = list(outermost(module))
     for one in parallel:
-        if isinstance(one, ParallelModule):
-            one.set_device_mesh(at.tp, amax_group=at.amax)
-        else:
-            one.set_device_mesh(at.tp)
+        one.set_device_mesh(at.tp, amax_group=at.amax)
     if at.data is not None:
         for name, one in module.named_children():
             # Of tied weights, both users are in one unit.
@@ -194,7 +238,7 @@ def made(kind: str, model: str, recipe: str | None, *, deferred: bool = False) -
 def batch(model: str, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs and targets of all ranks."""
     generator = torch.Generator().manual_seed(100 + step)
-    if model == "decoder":
+    if model in OF_TOKENS:
         inputs = torch.randint(VOCAB, (4, TOKENS), generator=generator)
         return inputs, torch.randn(4, TOKENS, VOCAB, generator=generator)
     inputs, targets = (torch.randn(4 * TOKENS, WIDTH, generator=generator) for _ in range(2))
@@ -207,7 +251,7 @@ def parts(model: str, at: Place, step: int) -> tuple[torch.Tensor, torch.Tensor,
     num = targets.shape[:-1].numel()
     if model == "pair" and at.sequence_parallel:
         inputs, targets = (_rows(one, at.tp) for one in (inputs, targets))
-    if model == "decoder" and at.tp is not None:
+    if model in OF_TOKENS and at.tp is not None:
         targets = targets.chunk(at.tp.size(), dim=-1)[at.tp.get_local_rank()]
     return inputs, targets, num
 

@@ -18,6 +18,8 @@ from shardwright.engine_torch.modules import (
     LayerNormLinear,
     LayerNormMLP,
     RMSNorm,
+    RotaryPositionEmbedding,
+    TransformerLayer,
     update_scales,
 )
 from shardwright.engine_torch.precision.operands import values
@@ -29,6 +31,12 @@ from tests.matrix import rest
 pytestmark = pytest.mark.filterwarnings("ignore:<class .torch.autograd.function.Function.> should not be instantiated")
 
 IN, OUT = 64, 96
+PACKED: Mapping[str, Any] = {
+    "attn_input_format": "thd",
+    "self_attn_mask_type": "padding_causal",
+    "window_size": (5, 0),
+    "qk_norm_type": "RMSNorm",
+}
 MODULES: Mapping[str, tuple[Callable[..., nn.Module], torch.dtype, Mapping[str, Any]]] = {
     "norm and linear, bfloat16": (
         partial(LayerNormLinear, IN, OUT, params_dtype=torch.bfloat16),
@@ -36,9 +44,17 @@ MODULES: Mapping[str, tuple[Callable[..., nn.Module], torch.dtype, Mapping[str, 
         {},
     ),
     "gated": (partial(LayerNormMLP, IN, OUT, activation="swiglu", normalization="RMSNorm"), torch.float32, {}),
+    "packed layer": (
+        partial(TransformerLayer, IN, OUT, 4, 2, hidden_dropout=0.0, attention_dropout=0.0, **PACKED),
+        torch.float32,
+        {
+            "cu_seqlens_q": torch.tensor([0, 12, 32], dtype=torch.int32),
+            "rotary_pos_emb": RotaryPositionEmbedding(16)(20),
+        },
+    ),
     "grouped": (partial(GroupedLinear, 2, IN, OUT), torch.float32, {"m_splits": [32, 0]}),
 }
-KEPT = {("norm and linear, bfloat16", "fp8-row"), ("gated", None), ("grouped", "fp8-delayed")}
+KEPT = {("norm and linear, bfloat16", "fp8-row"), ("gated", None), ("packed layer", None), ("grouped", "fp8-delayed")}
 CASES = [
     (module, recipe) if (module, recipe) in KEPT else rest(module, recipe)
     for module in MODULES

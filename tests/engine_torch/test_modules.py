@@ -282,10 +282,6 @@ REFUSED_ALONE: Sequence[tuple[Callable[[], object], str]] = (
         "Linear: dim 1 of 'weight' (8, -1) is -1; it must be a whole number from 1.",
     ),
     (
-        lambda: DotProductAttention(2, 4, window_size=(128, 0)),
-        "DotProductAttention: window_size is (128, 0); it must be None or (-1, -1) or (-1, 0).",
-    ),
-    (
         lambda: Linear(8, 8, device="meta")(torch.ones(1, 8)),
         "Linear: 'weight' is on meta, without values. Call reset_parameters(defer_init=False).",
     ),
@@ -300,4 +296,4 @@ def test_bad_arguments_are_refused(do: Callable[[], object], text: str) -> None:
 def test_arguments_of_transformer_engine_with_their_default_are_accepted() -> None:
     assert Linear(8, 8, fuse_wgrad_accumulation=False, return_bias=False, ub_name=None).in_features == 8
     assert LayerNormMLP(8, 8, activation_params=None).hidden_size == 8
-    assert DotProductAttention(2, 4, window_size=(-1, 0), return_max_logit=False).causal
+    assert DotProductAttention(2, 4, window_size=(-1, 0), return_max_logit=False).attn_mask_type == "causal"

@@ -50,6 +50,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "own_program.operands",
         "own_program",
         "modules.parts",
+        "modules.attention",
         "modules",
         "dcp",
         "dcp_folder",

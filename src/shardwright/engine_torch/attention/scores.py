@@ -19,18 +19,26 @@ MASKED_SCORE = torch.finfo(torch.float32).min
 
 class AttentionMask(NamedTuple):
     """Which keys a query attends to: those of its own document (segment) that are not later than itself. ``added_B1TS``: as ``added`` makes it,
-    where all layers have the same."""
+    where all layers have the same. ``window``: how many positions before its own a query attends to, and how many after; -1: all."""
 
     positions_BT: torch.Tensor
     segments_BT: torch.Tensor
     kv_positions_BS: torch.Tensor
     kv_segments_BS: torch.Tensor
     added_B1TS: torch.Tensor | None = None
+    window: tuple[int, int] = (-1, 0)
 
     def visible(self) -> torch.Tensor:
         """Whether a query attends to a key, BTS."""
-        same_BTS = self.segments_BT[:, :, None] == self.kv_segments_BS[:, None, :]
-        return same_BTS & (self.positions_BT[:, :, None] >= self.kv_positions_BS[:, None, :])
+        before, after = self.window
+        visible_BTS = self.segments_BT[:, :, None] == self.kv_segments_BS[:, None, :]
+        if after >= 0:
+            last_BT = self.positions_BT + after if after else self.positions_BT
+            visible_BTS = visible_BTS & (last_BT[:, :, None] >= self.kv_positions_BS[:, None, :])
+        if before >= 0:
+            first_BT = self.positions_BT - before
+            visible_BTS = visible_BTS & (first_BT[:, :, None] <= self.kv_positions_BS[:, None, :])
+        return visible_BTS
 
     def added(self, dtype: torch.dtype) -> torch.Tensor:
         """What is added to the scores in an attention of this dtype, B1TS: 0, or minus infinity. Of a mask of truth values, each attention

@@ -7,19 +7,26 @@ norm.py             RMSNorm and LayerNorm
 normed.py           LayerNormLinear and LayerNormMLP
 grouped.py          GroupedLinear
 embedding.py        Embedding
-attention.py        DotProductAttention
+projections.py      queries, keys and values of one input
+multihead.py        MultiheadAttention
+transformer.py      TransformerLayer
 scales.py           update_scales: the end of a step, for recipes with delayed amaxes
+attention/          DotProductAttention and RotaryPositionEmbedding
 parts/              what these are made of
 """
 
-from shardwright.engine_torch.modules.attention import DotProductAttention
+from shardwright.engine_torch.modules.attention.dot_product import DotProductAttention
+from shardwright.engine_torch.modules.attention.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
 from shardwright.engine_torch.modules.embedding import Embedding
 from shardwright.engine_torch.modules.grouped import GroupedLinear
 from shardwright.engine_torch.modules.linear import Linear
+from shardwright.engine_torch.modules.multihead import MultiheadAttention
 from shardwright.engine_torch.modules.norm import LayerNorm, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormLinear, LayerNormMLP
 from shardwright.engine_torch.modules.parts.autocasting import autocast
+from shardwright.engine_torch.modules.parts.fused import from_transformer_engine, to_transformer_engine
 from shardwright.engine_torch.modules.scales import update_scales
+from shardwright.engine_torch.modules.transformer import TransformerLayer
 
 __all__ = [
     "DotProductAttention",
@@ -29,7 +36,13 @@ __all__ = [
     "LayerNormLinear",
     "LayerNormMLP",
     "Linear",
+    "MultiheadAttention",
     "RMSNorm",
+    "RotaryPositionEmbedding",
+    "TransformerLayer",
+    "apply_rotary_pos_emb",
     "autocast",
+    "from_transformer_engine",
+    "to_transformer_engine",
     "update_scales",
 ]

@@ -10,4 +10,5 @@ arguments.py        those of them that have no meaning here
 recipe_objects.py   its recipes, by name and as objects
 autocasting.py      its autocast
 activations.py      its activations
+fused.py            weights as Transformer Engine's checkpoints have them, read and written
 """
