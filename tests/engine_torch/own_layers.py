@@ -42,8 +42,7 @@ def differences_of_layers(seeds: Sequence[int], parallel: Parallel) -> list[floa
 
 
 def alone(seed: int, **options: Any) -> float:
-    nothing: Any = None
-    return _difference(seed, Parallel(), nothing, **options)
+    return _difference(seed, Parallel(), None, **options)
 
 
 def _difference(seed: int, parallel: Parallel, mesh: Any, **options: Any) -> float:
@@ -58,7 +57,7 @@ def _difference(seed: int, parallel: Parallel, mesh: Any, **options: Any) -> flo
     of_plain = largest_difference([*needed, *of_own, *of_weights.values()], [*exact[0], *exact[1], *exact[2].values()])
 
     layer = entire
-    if mesh is not None:
+    if parallel.tp * parallel.context > 1:
         torch.manual_seed(seed)
         layer = layer_of(case, set_parallel_mode=True, sequence_parallel=parallel.sequence, tp_size=parallel.tp)
         spread(layer) if parallel.tp == 1 else layer.set_device_mesh(mesh["tp"])
