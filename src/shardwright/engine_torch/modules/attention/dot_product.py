@@ -26,7 +26,7 @@ from shardwright.engine_torch.modules.attention.context import (
 )
 from shardwright.engine_torch.modules.attention.masks import ALL, CAUSAL, Mask, MaskType, Window, mask_of
 from shardwright.engine_torch.modules.attention.tokens import Sequences, attention_mask_of
-from shardwright.engine_torch.modules.parts.arguments import refuse, require_positive
+from shardwright.engine_torch.modules.parts.arguments import refuse, require_local, require_positive
 from shardwright.engine_torch.modules.parts.tensor_parallel import mesh_of, require_one_dim
 
 Format = Literal["sbhd", "bshd", "thd"]
@@ -274,6 +274,7 @@ class DotProductAttention(nn.Module):
             ("key_layer", key, kv_heads, self.channels[0]),
             ("value_layer", value, kv_heads, self.channels[1]),
         ):
+            require_local(x, f"{self.label}: {argument}")
             if x.dim() != len(layout) or tuple(x.shape[-2:]) != (num, channels):
                 raise InputError(
                     f"{self.label}: {argument} is {tuple(x.shape)}; it must be {', '.join(layout)} with {num} heads "
