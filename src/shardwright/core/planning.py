@@ -27,6 +27,7 @@ from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import activation_sizes, resolve_activation, resolve_weight
+from shardwright.core.resolution.token_hops import rows_sent_on
 from shardwright.core.resolution.update import resolve_update
 from shardwright.core.stages.choice import Choice
 
@@ -74,7 +75,11 @@ def resolve(request: Request, *, collectives: bool = True) -> Plan:
     components = request.table.components
     quantized = quantized_weights(request, mesh)
     tensors = _resting(tensors, quantized, mesh)
-    tensors += tuple(_activation_plan(request, mesh, sizes, components, row) for row in request.table.activations)
+    of_rows = rows_sent_on(request, mesh)
+    tensors += tuple(
+        _activation_plan(request, mesh, {**sizes, **of_rows.get(row.name, {})}, components, row)
+        for row in request.table.activations
+    )
     choice = chosen_stages(request, mesh)
     staged = choice is not None and not choice.faults
     plan = Plan(

@@ -1,23 +1,19 @@
 """Moving tokens or expert weights: what `move: {moe: auto}` chooses on a machine, by time.
 
-An option stands for the collectives of one layer in all passes. A device sends (N-1)/N of an all-to-all's bytes and
-(N-1)/N of a gather's result, so the bytes that it sends (core/plan/moe_move.py) give the bytes of each collective.
+An option stands for the collectives of one layer in all passes (core/plan/moe_move.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from shardwright.core.layout.auto import HOPS
-from shardwright.core.plan.moe_move import collectives_per_layer, moe_wire_bytes
+from shardwright.core.plan.moe_move import option_collectives
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.request import Request
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of
-
-COLLECTIVES: Mapping[str, str] = {"all-to-all": "all-to-all", "ring": "all-gather", "weights": "all-gather"}
-"""The collective of each option. A reduce-scatter takes as long as an all-gather."""
 
 
 def choose_by_time(plan: Plan, mapping: MeshMapping, plan_again: Callable[[Request], Plan]) -> Plan:
@@ -42,13 +38,14 @@ def moe_seconds(plan: Plan, mapping: MeshMapping) -> dict[str, float] | None:
     chip = mapping.machine.numbers
     assert chip is not None
     rates = Rates.of(chip, "used")
-    axes = plan.mesh.larger_than_one(plan.request.layout.axes_with("expert", "moe"))
-    group = mapping.group(axes)
     found: dict[str, float] = {}
-    for option, sent in moe_wire_bytes(plan.request, plan.mesh).items():
-        kind, times = COLLECTIVES[option], collectives_per_layer(option, plan.request)
-        time = time_of(kind, round(sent / times * group.size / (group.size - 1)), group, rates)
-        if time is None:
-            return None
-        found[option] = times * time.seconds
+    for option, ones in option_collectives(plan.request, plan.mesh).items():
+        found[option] = 0.0
+        for one in ones:
+            # A reduce-scatter takes as long as an all-gather.
+            sent = one.num_bytes * (one.times - one.saved) / one.times
+            time = time_of(one.kind, round(sent), mapping.group(one.axes), rates)
+            if time is None:
+                return None
+            found[option] += one.times * time.seconds
     return found

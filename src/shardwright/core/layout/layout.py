@@ -14,7 +14,7 @@ Engine = Literal["jax", "torch"]
 Shard = Literal["shard"]
 
 ATTENTION_MOVES = ("gather", "ring", "ulysses")
-MOE_MOVES = ("all-to-all", "ring", "weights", "auto")
+MOE_MOVES = ("all-to-all", "two-hops", "ring", "weights", "auto")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,7 +168,8 @@ class ModelTable:
 
     ``sizes``: elements along each logical axis of activations, except batch, length, groups and slots, which the
     request and the layout give; an activation's own ``sizes`` take precedence. ``top_k``: experts per token, None
-    without experts. ``capacity_factor`` None: no token is dropped.
+    without experts. ``expert_groups``: the experts are in so many groups of neighbours, and those of a token are of ``chosen_groups`` of
+    them. ``capacity_factor`` None: no token is dropped.
     ``attention_window``: how many tokens a token attends to; None: all before it in its document.
     ``operations``: how a layer makes its activations, so that it is known what can be kept and what is made again; none for a user's
     own program.
@@ -189,6 +190,8 @@ class ModelTable:
     operations: tuple[Operation, ...] = ()
     dtype: str = "bfloat16"
     top_k: int | None = None
+    expert_groups: int = 1
+    chosen_groups: int = 1
     capacity_factor: float | None = None
     attention_window: int | None = None
     program: Program = "users"

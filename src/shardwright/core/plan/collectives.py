@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Literal
@@ -251,11 +252,7 @@ def _of_move(
     quantized: Sequence[QuantizedWeight],
 ) -> Iterable[PlannedCollective]:
     if move.kind in ("dispatch", "combine"):
-        # The gradients of the routing weights need the experts' outputs, so an all-to-all's combine is recomputed. The sums of
-        # a ring only leave the layer.
-        ring = request.layout.move_moe == "ring"
-        leaves = replace(move, ends_layer=ring and move.kind == "combine")
-        again = moved_again(request.table, request.engine, runs, leaves)
+        again = partial(moved_again, request.table, request.engine, runs)
         yield from collectives_of_experts(request, mesh, by_name, move, quantized, again=again)
         return
     source, target = by_name[move.source], by_name[move.target]

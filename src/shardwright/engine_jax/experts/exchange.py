@@ -104,15 +104,18 @@ def to_experts(rows_NM: jax.Array, routes: Routes, exchange: Exchange, quantizer
     ``quantizer``: of the rows; their cotangents are sent back as they are.
     """
 
-    def send(array_NX: jax.Array) -> jax.Array:
-        return lax.platform_dependent(
-            array_NX,
-            routes,
-            cpu=partial(_to_experts_in_chunks, exchange=exchange),
-            default=partial(_to_experts_ragged, exchange=exchange),
-        )
-
+    send = partial(numbers_to_experts, routes=routes, exchange=exchange)
     return send(rows_NM) if quantizer is None else _as_codes(rows_NM, quantizer, send)
+
+
+def numbers_to_experts(rows_NX: jax.Array, routes: Routes, exchange: Exchange) -> jax.Array:
+    """The buffer of received rows of numbers that have no gradient, as ``to_experts`` has it."""
+    return lax.platform_dependent(
+        rows_NX,
+        routes,
+        cpu=partial(_to_experts_in_chunks, exchange=exchange),
+        default=partial(_to_experts_ragged, exchange=exchange),
+    )
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -1,20 +1,20 @@
 """A layer of experts: token-expert assignments sorted by expert, dispatched to their experts, and combined by token.
 
 B rows, L tokens, M embed, E experts, K experts of a token, as the router has them; B rows of T tokens as they are dispatched;
-S tokens of one tile; N = B * T * K assignments; R rows of the buffer of received rows. I tiles
-of a device, J tiles of all; X any tokens. All others are sizes on one device.
+S tokens of one tile; N assignments that are sent; R rows of the buffer of received rows. I tiles
+of a device, J tiles of all; X tokens. All others are sizes on one device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from shardwright.core.quantization.dispatch import SentRows
 from shardwright.engine_jax.experts.exchange import (
     Exchange,
     from_experts,
@@ -27,8 +27,16 @@ from shardwright.engine_jax.experts.exchange import (
 from shardwright.engine_jax.experts.grouped import grouped_swiglu
 from shardwright.engine_jax.experts.grouped_blocks import Matrices
 from shardwright.engine_jax.experts.grouped_low import quantized_swiglu
+from shardwright.engine_jax.experts.nodes import Tokens, by_way_of_nodes
 from shardwright.engine_jax.experts.routing import route
-from shardwright.engine_jax.io.dtypes import computed
+from shardwright.engine_jax.experts.rows import (
+    combine_rows,
+    count_by_expert,
+    dispatch_rows,
+    one_hot,
+    sort_by_expert,
+    within,
+)
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 from shardwright.engine_jax.io.layer_io import ExpertLinks, InUse, Links, LowPrecision, index_of, size_of
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
@@ -47,18 +55,6 @@ class MoeCounts(NamedTuple):
     by_expert: jax.Array
     dropped: jax.Array
     overflow: jax.Array
-
-
-class SortedAssignments(NamedTuple):
-    """Token-expert assignments sorted by expert. Those that no expert processes are last.
-
-    An assignment is a token with one of its experts, numbered ``token * K + which``. ``assignment_N``: the assignment at each
-    place; ``place_N``: the place of each assignment; ``sizes_E``: assignments of each expert.
-    """
-
-    assignment_N: jax.Array
-    place_N: jax.Array
-    sizes_E: jax.Array
 
 
 def valid_tokens(segments_BL: jax.Array, links: Links) -> jax.Array:
@@ -92,7 +88,7 @@ def experts_layer(
     with of_component("moe"):
         out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, among, links.low)
     out_BLM = links.move("router.combined", "router.output", out_BTM)
-    counts = MoeCounts(_count_by_expert(experts_BTK, experts.num), dropped, overflow)
+    counts = MoeCounts(count_by_expert(experts_BTK, experts.num), dropped, overflow)
     return links.move("router.output", "residual.stream", out_BLM), counts
 
 
@@ -107,7 +103,7 @@ def within_capacity(experts_BTK: jax.Array, experts: Experts, links: ExpertLinks
     if capacity is None:
         return valid_BTK
     own = len(links.tiles) // devices
-    of_token_BTE = jnp.sum(_one_hot(experts_BTK, experts.num), axis=2, dtype=jnp.int32)
+    of_token_BTE = jnp.sum(one_hot(experts_BTK, experts.num), axis=2, dtype=jnp.int32)
     of_token_BISE = of_token_BTE.reshape(B, own, T // own, experts.num)
     of_tile_BIE = jnp.sum(of_token_BISE, axis=2)
     of_all_BJE = jax.lax.all_gather(of_tile_BIE, links.row, axis=1, tiled=True) if links.row else of_tile_BIE
@@ -117,98 +113,7 @@ def within_capacity(experts_BTK: jax.Array, experts: Experts, links: ExpertLinks
     before_BIE = jnp.sum(jnp.where(earlier_IJ[None, :, :, None], of_all_BJE[:, None], 0), axis=2, dtype=jnp.int32)
     place_BISE = jnp.cumsum(of_token_BISE, axis=2) - of_token_BISE + before_BIE[:, :, None]
     full_BTE = place_BISE.reshape(B, T, experts.num) >= capacity
-    return valid_BTK & ~jnp.any(_one_hot(experts_BTK, experts.num) & full_BTE[:, :, None], axis=-1)
-
-
-def sort_by_expert(expert_N: jax.Array, experts: int) -> SortedAssignments:
-    """Assignments sorted by expert, earlier ones first within each. Numbers of ``experts`` and above are no expert."""
-    number_N = jnp.arange(expert_N.shape[0], dtype=jnp.int32)
-    _, assignment_N = jax.lax.sort((expert_N, number_N), num_keys=1, is_stable=True)
-    _, place_N = jax.lax.sort((assignment_N, number_N), num_keys=1)
-    return SortedAssignments(assignment_N, place_N, _count_by_expert(expert_N, experts))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def dispatch_rows(x_XM: jax.Array, order: SortedAssignments, num_rows: jax.Array | int, buffer_rows: int) -> jax.Array:
-    """The tokens of the first ``buffer_rows`` assignments, sorted by expert, RM. Only the first ``num_rows`` have a cotangent."""
-    del num_rows
-    return _at(x_XM, _token_of(order, x_XM.shape[0], buffer_rows))
-
-
-def _dispatch_rows_backward(
-    buffer_rows: int, residuals: tuple[SortedAssignments, jax.Array | int, int], d_RM: jax.Array
-) -> tuple[jax.Array, None, None]:
-    # A token's cotangent is the sum over its assignments.
-    order, num_rows, tokens = residuals
-    del buffer_rows
-    place_XK = order.place_N.reshape(tokens, -1)
-    d_XM = _weighted_sum("cotangent", d_RM, place_XK, jnp.ones(place_XK.shape, d_RM.dtype), num_rows)
-    return d_XM.astype(kept_in("cotangent", d_RM.dtype)), None, None
-
-
-dispatch_rows.defvjp(
-    lambda x_XM, order, num_rows, buffer_rows: (
-        dispatch_rows(x_XM, order, num_rows, buffer_rows),
-        (order, num_rows, x_XM.shape[0]),
-    ),
-    _dispatch_rows_backward,
-)
-
-
-@jax.custom_vjp
-def combine_rows(
-    y_RM: jax.Array, weights_XK: jax.Array, order: SortedAssignments, num_rows: jax.Array | int
-) -> jax.Array:
-    """Each token's weighted sum over its assignments, XM. ``y_RM``: sorted by expert; only its first ``num_rows`` count."""
-    return _weighted_sum("combined", y_RM, order.place_N.reshape(weights_XK.shape), weights_XK, num_rows)
-
-
-def _combine_rows_backward(residuals, d_XM: jax.Array):
-    y_RM, weights_XK, order, num_rows = residuals
-    buffer_rows, place_XK = y_RM.shape[0], order.place_N.reshape(weights_XK.shape)
-    weight_R = jnp.where(
-        jnp.arange(buffer_rows) < num_rows, _at(weights_XK.reshape(-1), order.assignment_N[:buffer_rows]), 0
-    )
-    # The sum is returned in the rows' dtype, so that rounding its cotangent to that dtype loses nothing.
-    d_RM = _at(d_XM.astype(y_RM.dtype), _token_of(order, place_XK.shape[0], buffer_rows))
-    wide = computed("cotangent", y_RM.dtype)
-    d_y_RM = (d_RM.astype(wide) * weight_R[:, None]).astype(kept_in("cotangent", y_RM.dtype))
-
-    def cotangent(place_X: jax.Array) -> jax.Array:
-        return jnp.sum(_rows_at(y_RM, place_X, num_rows, wide) * d_XM, axis=1)
-
-    return d_y_RM, jax.lax.map(cotangent, place_XK.T).T.astype(weights_XK.dtype), None, None
-
-
-combine_rows.defvjp(lambda *given: (combine_rows(*given), given), _combine_rows_backward)
-
-
-def _weighted_sum(
-    what: str, rows_RM: jax.Array, place_XK: jax.Array, weights_XK: jax.Array, num_rows: jax.Array | int
-) -> jax.Array:
-    """Each token's weighted sum over its assignments, XM, in the dtype in which ``what`` is computed.
-
-    One assignment of each token after the other: all at once would need K times the rows, however few are on this device.
-    """
-
-    def add(sum_XM: jax.Array, assignment: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        place_X, weight_X = assignment
-        return sum_XM + _rows_at(rows_RM, place_X, num_rows, wide) * weight_X[:, None], None
-
-    wide = computed(what, rows_RM.dtype)
-    zeros_XM = jnp.zeros((place_XK.shape[0], rows_RM.shape[1]), wide)
-    return jax.lax.scan(add, zeros_XM, (place_XK.T, weights_XK.T.astype(wide)))[0]
-
-
-def _rows_at(rows_RM: jax.Array, place_X: jax.Array, num_rows: jax.Array | int, dtype: jnp.dtype) -> jax.Array:
-    """The row of one assignment of each token; zeros if no expert processed it."""
-    row_XM = _at(rows_RM, jnp.minimum(place_X, rows_RM.shape[0] - 1)).astype(dtype)
-    return jnp.where((place_X < num_rows)[:, None], row_XM, 0.0)
-
-
-def _token_of(order: SortedAssignments, tokens: int, buffer_rows: int) -> jax.Array:
-    """The token of each of the first ``buffer_rows`` assignments."""
-    return order.assignment_N[:buffer_rows] // (order.assignment_N.shape[0] // tokens)
+    return valid_BTK & ~jnp.any(one_hot(experts_BTK, experts.num) & full_BTE[:, :, None], axis=-1)
 
 
 def _expert_outputs(
@@ -223,33 +128,59 @@ def _expert_outputs(
     """The outputs of the experts, weighted and summed by token, and the number of assignments that overflow a buffer.
 
     In a ring every device gathers all tokens of the group and processes the assignments of its own experts only; the partial
-    sums of a token are reduce-scattered to its device. Otherwise an all-to-all sends the rows to their experts and back.
+    sums of a token are reduce-scattered to its device. Otherwise an all-to-all sends the rows to their experts and back, in the nodes that
+    tokens were sent to before if it takes two hops.
     """
     B, T, K = kept_experts_BTK.shape
-    M, own = x_BTM.shape[-1], matrices.gate_EMF.shape[0]
-    traffic, buffer_rows, sent = links.traffic, links.buffer_rows, links.sent.in_layer(low)
+    M, own, traffic = x_BTM.shape[-1], matrices.gate_EMF.shape[0], links.traffic
     assert (B, T, K, own) == (traffic.rows, traffic.tokens, traffic.top_k, traffic.experts), (
         kept_experts_BTK.shape,
         traffic,
     )
+    tokens = Tokens(x_BTM.reshape(B * T, M), kept_experts_BTK.reshape(B * T, K), weights_BTK.reshape(B * T, K))
+    sent = links.sent.in_layer(low)
+
+    def outputs(tokens: Tokens, experts: int) -> tuple[jax.Array, jax.Array]:
+        out_XM, overflow = _outputs_of(tokens, experts, matrices, links, sent, low)
+        return out_XM.astype(kept_in("combined", x_BTM.dtype)), overflow
+
+    if len(links.hops) > 1:
+        out_XM, overflow = by_way_of_nodes(tokens, experts.num, links.hops[0], sent.tokens, outputs)
+    else:
+        out_XM, overflow = outputs(tokens, experts.num)
+    with of_tensor("router.combined"):
+        return jnp.reshape(reduce_scattered(out_XM, links.ring), (B, T, M)), overflow
+
+
+def _outputs_of(
+    tokens: Tokens,
+    experts: int,
+    matrices: Matrices,
+    links: ExpertLinks,
+    sent: SentRows,
+    low: Mapping[str, LowPrecision],
+) -> tuple[jax.Array, jax.Array]:
+    """The sums of tokens' outputs by the ``experts`` of a ring, or of the devices of the last hop; and the overflow."""
+    own, hop, buffer_rows = matrices.gate_EMF.shape[0], links.hops[-1], links.buffer_rows
     alone = links.ring is not None or not links.axes
     with of_tensor("router.grouped"):
-        x_XM = gathered(x_BTM.reshape(B * T, M), links.ring, sent.tokens if alone else None)
+        x_XM = gathered(tokens.x_XM, links.ring, sent.tokens if alone else None)
     with of_tensor("router.weights"):
-        weights_XK = gathered(weights_BTK.reshape(B * T, K), links.ring)
+        weights_XK = gathered(tokens.weights_XK, links.ring)
     # The experts that assignments are sorted by: this device's own in a ring, otherwise all.
-    group, first = (own, index_of(links.axes) * own) if links.ring else (experts.num, 0)
+    group, first = (own, index_of(links.axes) * own) if links.ring else (experts, 0)
     with of_tensor("router.grouped_experts"):
-        own_experts_X = jnp.subtract(gathered(kept_experts_BTK.reshape(-1), links.ring), first)
+        own_experts_X = jnp.subtract(gathered(tokens.experts_XK.reshape(-1), links.ring), first)
     expert_N = jnp.where((own_experts_X >= 0) & (own_experts_X < group), own_experts_X, group)
     order = sort_by_expert(expert_N, group)
     exchange = Exchange(
-        axes=() if links.ring else links.axes,
-        rows=expert_N.shape[0],
+        axes=() if links.ring else hop.axes,
+        rows=expert_N.shape[0] if links.ring else hop.rows,
         buffer_rows=buffer_rows,
-        chunk=min(traffic.to_one, buffer_rows),
+        chunk=hop.chunk,
     )
-    routes = routes_of(order.sizes_E, exchange)
+    sizes_E, beyond = within(order.sizes_E, exchange.rows) if len(links.hops) > 1 else (order.sizes_E, 0)
+    routes = routes_of(sizes_E, exchange)
 
     def swiglu(rows_RM: Any) -> jax.Array:
         if any(f"moe.{name}" in low for name in ("gate", "up", "down")):
@@ -269,20 +200,4 @@ def _expert_outputs(
         rows_RM = checkpoint_name(dispatch_rows(x_XM, order, num_rows, buffer_rows), "moe.dispatched")
         y_RM = checkpoint_name(with_quantized_cotangent(swiglu(rows_RM), sent.cotangents), "moe.output")
         out_XM = combine_rows(y_RM, weights_XK, order, num_rows)
-    with of_tensor("router.combined"):
-        out_BTM = jnp.reshape(reduce_scattered(out_XM.astype(kept_in("combined", x_BTM.dtype)), links.ring), (B, T, M))
-    return out_BTM, routes.overflow
-
-
-def _one_hot(expert: jax.Array, experts: int) -> jax.Array:
-    """A boolean one-hot encoding along a new last dim."""
-    return expert[..., None] == jnp.arange(experts, dtype=expert.dtype).reshape((1,) * expert.ndim + (experts,))
-
-
-def _count_by_expert(expert: jax.Array, experts: int) -> jax.Array:
-    """The number of assignments of each expert."""
-    return jnp.sum(_one_hot(expert.reshape(-1), experts), axis=0, dtype=jnp.int32)
-
-
-def _at(array_XM: jax.Array, index: jax.Array) -> jax.Array:
-    return array_XM.at[index].get(mode="promise_in_bounds")
+    return out_XM, routes.overflow + beyond

@@ -25,6 +25,7 @@ from shardwright.core.quantization.elements import Elements
 from shardwright.core.recipes.kernels import KernelName
 from shardwright.core.recipes.recipe import Operand, Product, Quantizer
 from shardwright.core.resolution.row_order import IN_ORDER
+from shardwright.core.resolution.token_hops import TokenHop
 
 
 class Resting(NamedTuple):
@@ -136,11 +137,12 @@ class ExpertLinks:
     ``axes`` shard the experts; none where the experts' weights are gathered instead. ``ring``: all tokens are gathered on all
     devices in a ring; None: each token is sent to its assigned experts only. ``row`` shards a row of tokens: it is divided into
     ``len(tiles)`` equal chunks over these devices, and ``tiles[i]`` is the position of the i-th chunk in the text. ``traffic``:
-    what a device sends and may receive. ``buffer_rows``: rows of its buffer. ``products``: the algorithm of the grouped products.
+    what a device sends and may receive. ``hops``: the exchanges of tokens. ``buffer_rows``: rows of its buffer. ``products``: the algorithm of the grouped products.
     ``sent``: how what is sent to experts is quantized.
     """
 
     traffic: Traffic
+    hops: tuple[TokenHop, ...]
     buffer_rows: int
     products: ExpertKernel
 

@@ -30,6 +30,7 @@ from shardwright.core.quantization.elements import elements_of
 from shardwright.core.recipes.kernels import CPU, Device
 from shardwright.core.resolution.resolve import expert_axes, traffic_of
 from shardwright.core.resolution.row_order import tiles
+from shardwright.core.resolution.token_hops import token_hops
 from shardwright.engine_jax.io.layer_io import (
     GATHERED,
     AtRest,
@@ -372,6 +373,7 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
         row=row,
         tiles=tiles(plan.row_chunks, plan.mesh.size(row)),
         traffic=traffic,
+        hops=token_hops(plan.request, plan.mesh),
         buffer_rows=buffer_rows,
         products=choose_expert_kernel(
             backend, buffer_rows=buffer_rows, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype

@@ -2,6 +2,8 @@
 
 routing.py     the router's scores and the top-k experts of each token
 moe.py         a layer of experts, and which assignments an expert drops
+rows.py        assignments sorted by expert: the rows that are sent
+nodes.py       tokens sent once to each node that has one of their experts
 exchange.py    all-to-all of rows to their experts' ranks and back
 grouped.py     grouped products: each row times the matrices of its own expert
 """

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from shardwright.core.quantization.dispatch import SentRows
 from shardwright.engine_torch.experts.exchange import (
     from_experts,
     gathered,
@@ -22,7 +23,9 @@ from shardwright.engine_torch.experts.exchange import (
     with_quantized_cotangent,
 )
 from shardwright.engine_torch.experts.grouped import Matrices, grouped_swiglu
+from shardwright.engine_torch.experts.nodes import Tokens, by_way_of_nodes
 from shardwright.engine_torch.experts.routing import route
+from shardwright.engine_torch.experts.rows import count_by_expert, dispatch_rows, sum_by_token
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.dtypes import kept as kept_in
 from shardwright.engine_torch.io.layer_io import ExpertLinks, InUse, Links, LowPrecision
@@ -74,7 +77,7 @@ def experts_layer(
         x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, links.experts, links.low
     )
     out_BLM = links.move("router.combined", "router.output", out_BTM)
-    counts = MoeCounts(_count_by_expert(experts_BTK, experts.num), dropped, overflow)
+    counts = MoeCounts(count_by_expert(experts_BTK, experts.num), dropped, overflow)
     return links.move("router.output", "residual.stream", out_BLM), counts
 
 
@@ -114,12 +117,38 @@ def _expert_outputs(
     """The outputs of the experts, weighted and summed by token, and the number of assignments that overflow a buffer.
 
     In a ring every rank gathers all tokens of the group and processes the assignments of its own experts only; the partial
-    sums of a token are reduce-scattered to its rank. Otherwise an all-to-all sends the rows to their experts and back.
+    sums of a token are reduce-scattered to its rank. Otherwise an all-to-all sends the rows to their experts and back, in the nodes that
+    tokens were sent to before if it takes two hops.
     """
-    B, T, K = kept_experts_BTK.shape
-    M, own = x_BTM.shape[-1], matrices.gate_EFM.shape[0]
-    x_XM, weights_XK, own_experts_XK = x_BTM.flatten(0, 1), weights_BTK.flatten(0, 1), kept_experts_BTK.flatten(0, 1)
-    group, sent = experts.num, links.sent.in_layer(low)
+    B, T, _ = kept_experts_BTK.shape
+    tokens = Tokens(x_BTM.flatten(0, 1), kept_experts_BTK.flatten(0, 1), weights_BTK.flatten(0, 1))
+    sent = links.sent.in_layer(low)
+
+    def outputs(tokens: Tokens, experts: int) -> tuple[torch.Tensor, int]:
+        return _outputs_of(tokens, experts, matrices, links, sent, low)
+
+    if links.nodes.group is not None:
+        out_XM, received = by_way_of_nodes(tokens, experts.num, links, sent.tokens, outputs)
+    else:
+        out_XM, received = outputs(tokens, experts.num)
+    if links.ring:
+        out_XM = reduce_scattered(out_XM, links.peers)
+    overflow = max(0, received - links.buffer_rows) if links.buffer_rows is not None else 0
+    return out_XM.view(B, T, -1), torch.tensor(overflow, device=x_BTM.device)
+
+
+def _outputs_of(
+    tokens: Tokens,
+    experts: int,
+    matrices: Matrices,
+    links: ExpertLinks,
+    sent: SentRows,
+    low: Mapping[str, LowPrecision],
+) -> tuple[torch.Tensor, int]:
+    """The sums of tokens' outputs by the ``experts`` of a ring, or of the ranks of the last hop; and the assignments that this rank received."""
+    x_XM, own_experts_XK, weights_XK = tokens
+    own, K, group = matrices.gate_EFM.shape[0], own_experts_XK.shape[1], experts
+    dtype = x_XM.dtype
     if links.ring:
         x_XM = gathered(x_XM, links.peers, sent.tokens)
         weights_XK, own_experts_XK = (gathered(array, links.peers) for array in (weights_XK, own_experts_XK))
@@ -129,9 +158,10 @@ def _expert_outputs(
         )
     expert_N = own_experts_XK.flatten()
     order_N = expert_N.argsort(stable=True)
-    sizes_E = _count_by_expert(own_experts_XK, group)
+    sizes_E = count_by_expert(own_experts_XK, group)
     # Assignments that no expert processes are last. In a ring, an even share of all ranks' assignments is expected.
-    num = sum(links.how_many(sizes_E, own_experts_XK.numel() * group // experts.num))
+    expected = own_experts_XK.numel() * group // experts if links.even_rows is None else links.even_rows
+    num = sum(links.how_many(sizes_E, expected))
     assignment_N = order_N[:num]
     rows_NM = dispatch_rows(x_XM, assignment_N // K)
     if links.ring:
@@ -145,41 +175,7 @@ def _expert_outputs(
         y_RM = named(grouped_swiglu(received_RM, matrices, routes.sizes_E, links.how_many, low), "moe.output")
         y_NM = named(from_experts(y_RM, routes, links.peers, sent.cotangents), "router.returned")
         received = sum(routes.received_D)
-    # Not a matrix product: each token sums a few rows.
     wide = computed("combined", y_NM.dtype)
     weighted_NM = y_NM.to(wide) * weights_XK.flatten()[assignment_N].to(wide)[:, None]
-    out_XM = torch.zeros(x_XM.shape, dtype=wide, device=x_XM.device).index_add(0, assignment_N // K, weighted_NM)
-    out_XM = out_XM.to(kept_in("combined", x_BTM.dtype))
-    if links.ring:
-        out_XM = reduce_scattered(out_XM, links.peers)
-    overflow = max(0, received - links.buffer_rows) if links.buffer_rows is not None else 0
-    return out_XM.view(B, T, M), torch.tensor(overflow, device=x_BTM.device)
-
-
-def dispatch_rows(x_XM: torch.Tensor, token_N: torch.Tensor) -> torch.Tensor:
-    """The tokens of assignments, NM. A token's cotangent is the sum over its assignments."""
-    return _DispatchedRows.apply(x_XM, token_N)  # pyright: ignore[reportReturnType]
-
-
-class _DispatchedRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x_XM: torch.Tensor, token_N: torch.Tensor) -> torch.Tensor:
-        ctx.num = x_XM.shape[0]
-        ctx.save_for_backward(token_N)
-        return x_XM[token_N]
-
-    @staticmethod
-    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (token_N,), cotangent_NM = ctx.saved_tensors, cotangents[0]
-        wide = computed("cotangent", cotangent_NM.dtype)
-        sums_XM = torch.zeros(ctx.num, cotangent_NM.shape[1], dtype=wide, device=cotangent_NM.device)
-        return sums_XM.index_add_(0, token_N, cotangent_NM.to(wide)).to(kept_in("cotangent", cotangent_NM.dtype)), None
-
-
-def _count_by_expert(expert: torch.Tensor, experts: int) -> torch.Tensor:
-    """The number of assignments of each expert."""
-    flat = expert.flatten().long()
-    # ``bincount`` would wait on a GPU for the largest number, which is known here.
-    return torch.zeros(experts + 1, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))[
-        :experts
-    ]
+    out_XM = sum_by_token(weighted_NM, assignment_N // K, x_XM.shape[0])
+    return out_XM.to(kept_in("combined", dtype)), received

@@ -72,7 +72,9 @@ class AttentionLinks:
 class ExpertLinks:
     """How experts are sharded and tokens are sent to them.
 
-    ``peers`` shard the experts; ``ALONE`` where the experts' weights are gathered instead. ``ring``: all tokens are gathered on
+    ``peers`` shard the experts; ``ALONE`` where the experts' weights are gathered instead. ``nodes``: those to which tokens are sent before,
+    which shard the experts too; ``ALONE``: a token goes to its experts in one hop. ``even_tokens``: that a rank sends to nodes in an even
+    routing, ``even_rows``: to experts from there; None: one for each assignment of its own. ``ring``: all tokens are gathered on
     all ranks in a ring; otherwise each token is sent to its assigned experts only. ``row`` shards a row of tokens: it is divided
     into ``len(tiles)`` equal chunks over these ranks, and ``tiles[i]`` is the position of the i-th chunk in the text.
     ``capacity``: tokens of a row that one expert takes at most; None: all. ``buffer_rows``: rows of a rank's buffer of tokens;
@@ -80,6 +82,9 @@ class ExpertLinks:
     """
 
     peers: Peers = ALONE
+    nodes: Peers = ALONE
+    even_tokens: int = 0
+    even_rows: int | None = None
     ring: bool = False
     row: Peers = ALONE
     tiles: tuple[int, ...] = (0,)

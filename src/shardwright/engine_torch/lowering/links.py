@@ -26,8 +26,9 @@ from shardwright.core.quantization.delayed import names_by_place
 from shardwright.core.quantization.dispatch import sent_rows
 from shardwright.core.quantization.elements import elements_of
 from shardwright.core.recipes.kernels import Device
-from shardwright.core.resolution.resolve import expert_axes, traffic_of
+from shardwright.core.resolution.resolve import traffic_of
 from shardwright.core.resolution.row_order import tiles
+from shardwright.core.resolution.token_hops import token_hops
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import ALONE, AttentionLinks, ExpertLinks, Links, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers, Ranks
@@ -260,9 +261,12 @@ def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
     if "moe.dispatched" not in plan.by_name:
         return ExpertLinks()
     row, buffer = _sharding_axes(plan, "router.grouped", "groups"), plan.request.expert_buffer
-    traffic = traffic_of(plan.request, plan.mesh)
+    traffic, (*before, last) = traffic_of(plan.request, plan.mesh), token_hops(plan.request, plan.mesh)
     return ExpertLinks(
-        peers=ranks.peers(expert_axes(plan.request.layout, plan.mesh)),
+        peers=ranks.peers(last.axes),
+        nodes=ranks.peers(before[0].axes) if before else ALONE,
+        even_tokens=before[0].even_rows if before else 0,
+        even_rows=last.even_rows if before else None,
         ring=plan.request.layout.move_moe == "ring",
         row=ranks.peers(row),
         tiles=tiles(plan.row_chunks, plan.mesh.size(row)),

@@ -48,6 +48,8 @@ def assemble(
         num_layers=num_layers(architecture.stacks),
         dtype=size.dtype,
         top_k=experts.top_k if experts else None,
+        expert_groups=experts.num_groups if experts else 1,
+        chosen_groups=experts.chosen_groups if experts else 1,
         capacity_factor=experts.capacity_factor if experts else None,
         attention_window=attention.window if isinstance(attention, GroupedQueryAttention) else None,
         program="ours",
