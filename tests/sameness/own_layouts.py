@@ -228,6 +228,39 @@ roles:
   fsdp:   {elsewhere: fsdp, keep_gathered: true}
   expert: {elsewhere: context, moe: expert, keep_gathered: true}
 """,
+    "ep-nodes": """
+mesh: {fsdp: auto, node: 2, expert: 2}
+roles:
+  fsdp:   fsdp
+  node:   {elsewhere: fsdp, moe: expert}
+  expert: {elsewhere: fsdp, moe: expert}
+move: {moe: two-hops}
+""",
+    "ep-nodes-as-cp": """
+mesh: {fsdp: auto, node: 2, expert: 2}
+roles:
+  fsdp:   fsdp
+  node:   {elsewhere: fsdp, moe: expert}
+  expert: {elsewhere: context, moe: expert}
+move: {moe: two-hops}
+""",
+    "ep-nodes-tp": """
+mesh: {node: 2, expert: 2, tensor: 2}
+roles:
+  node:   {elsewhere: context, moe: expert}
+  expert: {elsewhere: fsdp, moe: expert}
+  tensor: {elsewhere: tensor, sequence_parallel: true}
+move: {moe: two-hops}
+""",
+    "pp-ep-nodes": """
+mesh: {stage: 2, fsdp: auto, node: 2, expert: 2}
+roles:
+  stage:  stage
+  fsdp:   fsdp
+  node:   {elsewhere: fsdp, moe: expert}
+  expert: {elsewhere: fsdp, moe: expert}
+move: {moe: two-hops}
+""",
     "cp-ep": """
 mesh: {fsdp: auto, context: 2, expert: 2}
 roles:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.core.checks import drafts as core_drafts
-from shardwright.core.checks.edits import mesh_order, resized
+from shardwright.core.checks.edits import by_way_of_nodes, mesh_order, moe_move, resized
 from shardwright.core.findings.codes import LATENCY_INFO_SHARE
 from shardwright.core.findings.draft import Candidate, Draft, Key
 from shardwright.core.findings.errors import FindingsError
@@ -15,6 +15,8 @@ from shardwright.core.layout.wording import bytes_text, count, every, percent, p
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.planning import resolve
+from shardwright.core.resolution.resolve import expert_axes
+from shardwright.core.resolution.token_hops import TWO_HOPS, in_two_hops
 from shardwright.cost.advice import Settle
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
@@ -110,13 +112,30 @@ def _hot_axes_outside(timed_plan: TimedPlan) -> Iterator[Draft]:
             cost=f"{seconds_text(seconds)} of {seconds_text(total)} of communication a step" if seconds else "",
         )
         smaller = reversed(divisors(size)[:-1])
-        candidates = (*_orders(plan, axis), *(c for s in smaller for c in resized(plan, axis, s)))
+        candidates = (
+            *_orders(plan, axis),
+            *_in_two_hops(plan, axis, roles, size // spans),
+            *(c for s in smaller for c in resized(plan, axis, s)),
+        )
         yield Draft(finding=finding, candidates=candidates)
+
+
+def _in_two_hops(plan: Plan, axis: str, roles: Sequence[str], inside: int) -> Iterator[Candidate]:
+    """Each token once to a node, and from there to its experts: over the axes that there are, or over a new one too."""
+    if list(roles) != ["expert"] or plan.request.layout.move_moe == "ring":
+        return
+    if axis == expert_axes(plan.request.layout, plan.mesh)[0] and len(expert_axes(plan.request.layout, plan.mesh)) > 1:
+        yield moe_move(TWO_HOPS)
+    else:
+        yield from by_way_of_nodes(plan, axis, inside)
 
 
 def _hot_roles(plan: Plan, axis: str) -> list[str]:
     layout, present = plan.request.layout, plan.request.table.components
     hot = ("tensor",) if layout.move_moe == "weights" else HOT
+    # The first hop is made for links between nodes.
+    if in_two_hops(plan.request, plan.mesh) and axis == expert_axes(layout, plan.mesh)[0]:
+        hot = ("tensor",)
     return [role for role in hot if any(layout.role(axis, component) == role for component in present)]
 
 

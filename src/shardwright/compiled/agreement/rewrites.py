@@ -24,7 +24,7 @@ from shardwright.compiled.reading.program import CompiledCollective
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.core.quantization.reductions import AMAX_DTYPE
-from shardwright.core.resolution.resolve import traffic_of
+from shardwright.core.resolution.token_hops import TokenHop, token_hops
 from shardwright.cost.hardware.chips import CPU, chips
 
 Range = tuple[float, float]
@@ -125,8 +125,8 @@ def _full_buffers(plan: Plan, one: PlannedCollective) -> Range:
     """A ragged all-to-all sends as many rows as there are assignments; its buffers have the full capacity."""
     if not one.ragged:
         return AS_PLANNED
-    traffic = traffic_of(plan.request, plan.mesh)
-    most = max(traffic.assignments, traffic.buffer_rows(plan.request.expert_buffer)) / traffic.assignments
+    hop = _hop_of(plan, one)
+    most = max(hop.rows, hop.buffer_rows) / hop.even_rows
     return most, most
 
 
@@ -134,7 +134,7 @@ def _in_tiles(plan: Plan, one: PlannedCollective) -> Range:
     """Each row of a ragged all-to-all ends with a tile."""
     if not one.ragged:
         return AS_PLANNED
-    row_bytes = one.bytes_per_device / traffic_of(plan.request, plan.mesh).assignments
+    row_bytes = one.bytes_per_device / _hop_of(plan, one).even_rows
     by = ceil(row_bytes / TILE_BYTES) * TILE_BYTES / row_bytes
     return by, by
 
@@ -143,10 +143,13 @@ def _chunks(plan: Plan, one: PlannedCollective) -> Range:
     """Without a ragged exchange, each device sends every other the most rows that it could have for it."""
     if not one.ragged:
         return AS_PLANNED
-    traffic = traffic_of(plan.request, plan.mesh)
-    chunk = min(traffic.to_one, traffic.buffer_rows(plan.request.expert_buffer))
-    most = traffic.devices * chunk / traffic.assignments
+    hop = _hop_of(plan, one)
+    most = plan.mesh.size(hop.axes) * hop.chunk / hop.even_rows
     return most, most
+
+
+def _hop_of(plan: Plan, one: PlannedCollective) -> TokenHop:
+    return next(hop for hop in token_hops(plan.request, plan.mesh) if set(hop.axes) == set(one.axes))
 
 
 def _around_a_ring(plan: Plan, one: PlannedCollective) -> Range:

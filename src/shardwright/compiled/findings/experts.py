@@ -18,6 +18,7 @@ from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
 
 MOVES = {
     "all-to-all": "tokens sent: all-to-all",
+    "two-hops": "tokens sent in two hops: all-to-all over nodes, and inside them",
     "ring": "tokens sent around a ring: all-gather and reduce-scatter",
     "weights": "weights gathered: all-gather, and reduce-scatter of their gradients",
 }
@@ -41,7 +42,7 @@ def experts(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Itera
         yield _finding(plan, axes, moves, planned, weights, "error", "weights gathered")
     elif moves == "weights" and tokens:
         yield _finding(plan, axes, moves, planned, tokens, "error", "tokens exchanged")
-    elif moves == "all-to-all" and gathered and not tokens:
+    elif moves in ("all-to-all", "two-hops") and gathered and not tokens:
         yield _finding(plan, axes, moves, planned, gathered, "warning", "tokens gathered, not exchanged")
 
 

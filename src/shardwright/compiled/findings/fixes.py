@@ -7,15 +7,15 @@ Nothing is compiled again: a fix is checked on the plan only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from shardwright.core.checks import drafts
+from shardwright.core.checks.edits import moe_move
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
-from shardwright.core.resolution.request import Request
 from shardwright.cost.advice import Settle
 
 
@@ -47,15 +47,7 @@ def settled(plan: Plan, fixable: Fixable, settle: Settle) -> Finding:
 def moe_moves(plan: Plan, options: Iterable[str]) -> tuple[Candidate, ...]:
     """The given options of ``move: {moe: ...}`` other than the plan's, as edits: ``move: {moe: ring}``."""
 
-    def edit(request: Request, option: str) -> Request:
-        return replace(request, layout=replace(request.layout, move_moe=option))
-
-    now = plan.request.layout.move_moe
-    return tuple(
-        Candidate(text=f"move: {{moe: {option}}}", edit=lambda request, option=option: edit(request, option))
-        for option in options
-        if option != now
-    )
+    return tuple(moe_move(option) for option in options if option != plan.request.layout.move_moe)
 
 
 def _errors(plan: Plan) -> set[object]:

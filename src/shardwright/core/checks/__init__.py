@@ -19,6 +19,7 @@ updates.py        SW124: updates that are not sharded
 balance.py        SW122: load balancing without effect
 gathered.py       SW122: weights kept gathered without effect
 hops.py           SW122: ways over an entire slice without effect
+token_hops.py     SW122: two hops of tokens over one axis
 memory.py         SW312: the memory of a device
 low_precision.py  SW404, SW416, SW417: a recipe of low precision under the layout, and on the chip
 expert_buffer.py  SW405: dropped tokens and the expert buffer
@@ -55,6 +56,7 @@ from shardwright.core.checks.rows import rows_and_tokens
 from shardwright.core.checks.stages import stages
 from shardwright.core.checks.storage import another_dim, too_small
 from shardwright.core.checks.strides import strides
+from shardwright.core.checks.token_hops import hops_of_one_axis
 from shardwright.core.checks.training_only import training_only
 from shardwright.core.checks.two_dims import two_dims
 from shardwright.core.checks.units import padded, split_units
@@ -91,6 +93,7 @@ CHECKS: tuple[Callable[[Plan], Iterator[Draft]], ...] = (
     updates,
     kept_for_nothing,
     hops_without_effect,
+    hops_of_one_axis,
     pays,
     rows_instead,
     memory,

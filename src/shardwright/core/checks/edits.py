@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from shardwright.core.findings.draft import Candidate
 from shardwright.core.layout.declaration import OPTIONS, plain_options
@@ -13,8 +13,11 @@ from shardwright.core.layout.role_reading import roles_everywhere, unused_option
 from shardwright.core.layout.roles import COMPONENTS
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.presets import preset
-from shardwright.core.resolution.mesh_sizes import is_automatic, resized_mesh
+from shardwright.core.resolution.mesh_sizes import is_automatic, mesh_option, resized_mesh
 from shardwright.core.resolution.request import Request
+from shardwright.core.resolution.token_hops import TWO_HOPS
+
+T = TypeVar("T")
 
 
 def option(flag: str, value: Any) -> Candidate:
@@ -59,6 +62,49 @@ def devices(number: int) -> Candidate:
 def both(first: Candidate, second: Candidate) -> Candidate:
     """Two changes at once: ``--batch 128 --microbatches 2``."""
     return Candidate(text=f"{first.text} {second.text}", edit=lambda request: second.edit(first.edit(request)))
+
+
+def moe_move(way: str) -> Candidate:
+    """Another way of tokens to experts: ``move: {moe: ring}``."""
+
+    def edit(request: Request) -> Request:
+        return replace(request, layout=replace(request.layout, move_moe=way))
+
+    return Candidate(text=f"move: {{moe: {way}}}", edit=edit)
+
+
+def by_way_of_nodes(plan: Plan, axis: str, inside: int) -> Iterator[Candidate]:
+    """Tokens that go to the experts of an axis in two hops: another axis with its roles is before it, and ``inside`` of its devices are in a
+    node. None where a rule names the axis: what the other one shards is not known then."""
+    request, size, beside = plan.request, plan.mesh.size(axis), "node"
+    layout = request.layout
+    if size % inside or inside in (1, size) or beside in layout.mesh:
+        return
+    if any(axis in rule.axes for rule in layout.rules):
+        return
+    sizes = {**request.mesh_sizes, beside: size // inside, axis: inside}
+
+    def edit(old: Request) -> Request:
+        layout = old.layout
+        mesh = {name: part for one, entry in layout.mesh.items() for name, part in _beside(one, entry, axis, beside)}
+        entries = {
+            name: part for one, entry in layout.entries.items() for name, part in _beside(one, entry, axis, beside)
+        }
+        return replace(old, layout=replace(layout, mesh=mesh, entries=entries, move_moe=TWO_HOPS), mesh_sizes=sizes)
+
+    roles = _entry_text(layout.entries[axis], named_roles(layout.entries[axis]))
+    yield Candidate(
+        text=f"an axis '{beside}' before '{axis}' under 'mesh', {beside}: {roles} under 'roles', "
+        f"{mesh_option(sizes)} --move moe={TWO_HOPS}",
+        edit=edit,
+    )
+
+
+def _beside(name: str, entry: T, axis: str, other: str) -> Iterator[tuple[str, T]]:
+    """An entry, and before that of ``axis`` the same under another name."""
+    if name == axis:
+        yield other, entry
+    yield name, entry
 
 
 def resized(plan: Plan, axis: str, size: int, absorbing: Iterable[str] = ("fsdp", "data")) -> Iterator[Candidate]:

@@ -13,6 +13,7 @@ written by them in a forward pass, in fused kernels:
 | keys and values made of a latent | 2 | they are put together from their parts |
 | hidden units | 3 | gate and up are read, their product is written |
 | tokens dispatched to experts, and returned | 2 | they are gathered by index |
+| tokens sent to nodes first | 4 | they are gathered by index, there and back, and sums of nodes are added |
 | scores of the vocabulary | 1 | the loss reads them; their cotangent is written and read |
 | the gradient of their weight, in float32 | 2 for each chunk of the loss, if there are several | a chunk's is added to it |
 
@@ -34,7 +35,7 @@ from shardwright.core.plan.plan import Phase, Plan, TensorPlan, layers_on_device
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.repeated import share_made_again
 from shardwright.core.policies.runs import Run, runs_of
-from shardwright.cost.steps.routing import EVEN, bytes_in_vain, filled_share
+from shardwright.cost.steps.routing import EVEN, bytes_between_hops, bytes_in_vain, filled_share
 
 EAGER_PASSES = 3.1
 """Bytes that eager PyTorch moves, in multiples of those of fused kernels: counted, see above."""
@@ -90,9 +91,20 @@ def elementwise_bytes(
         for phase, size in phases.items():
             where = tensor.component, phase
             found[where] = found.get(where, 0.0) + size
+    _add_nodes(plan, runs, found)
     if summed := _summed_over_chunks(plan):
         found["logits", "backward"] = found.get(("logits", "backward"), 0.0) + summed
     return found
+
+
+def _add_nodes(plan: Plan, runs: Sequence[Run], found: dict[tuple[str, Phase], float]) -> None:
+    """Tokens that are sent to nodes, and their sums of nodes."""
+    dispatched = plan.by_name.get("moe.dispatched")
+    if dispatched is None or not (moved := bytes_between_hops(plan)):
+        return
+    moved *= layers_on_device(plan.request, plan.mesh, dispatched)
+    for phase, times in (("forward", 1.0), ("recompute", share_made_again(runs, dispatched.name)), ("backward", 2.0)):
+        found["router", phase] = found.get(("router", phase), 0.0) + times * moved
 
 
 def _summed_over_chunks(plan: Plan) -> float:

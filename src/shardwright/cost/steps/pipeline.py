@@ -30,7 +30,7 @@ from shardwright.cost.steps.collectives import Rates, time_of, time_of_planned
 from shardwright.cost.steps.flops import step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
 from shardwright.cost.steps.routing import EVEN
-from shardwright.cost.steps.step import PhaseTime, constants_of, phase_times, seconds_of, to_host_seconds
+from shardwright.cost.steps.step import PhaseTime, all_seconds, constants_of, phase_times, to_host_seconds
 
 Phases = Mapping[Phase, PhaseTime]
 
@@ -105,7 +105,7 @@ def _phases(
 ) -> Phases | None:
     rates = Rates.of(chip, reading)
     times = [time_of_planned(one, mapping, rates) for one in stage.collectives]
-    seconds = [seconds_of(one, time, shares) for one, time in zip(stage.collectives, times, strict=True)]
+    seconds = all_seconds(stage, times, shares)
     known = [second for second in seconds if second is not None]
     computing = computing_seconds(stage, chip, reading, shares)
     if computing is None or len(known) < len(seconds):

@@ -17,13 +17,20 @@ from math import ceil
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
 from shardwright.core.resolution.resolve import traffic_of
+from shardwright.core.resolution.token_hops import rows_sent_on, token_hops
 
 EVEN = 1.0
+
+SENT_ON_IN_VAIN: Mapping[str, tuple[int, int]] = {"router.dispatched": (2, 1), "router.returned": (1, 4)}
+"""The same of rows that a device sends on inside a node: they are gathered by index for all places of its buffer, and summed for all of
+its tokens (``engine_jax/experts/rows.py``)."""
 
 IN_VAIN: Mapping[tuple[str, str], Mapping[str, tuple[int, int]]] = {
     ("switch", "all-to-all"): {"moe.hidden": (2, 0), "moe.output": (1, 0)},
     ("switch", "ring"): {"moe.dispatched": (2, 0), "moe.hidden": (2, 0), "moe.output": (1, 3)},
+    ("switch", "two-hops"): {"moe.hidden": (2, 0), "moe.output": (1, 0), **SENT_ON_IN_VAIN},
     ("torus", "all-to-all"): {"moe.dispatched": (0, 3), "moe.hidden": (3, 6)},
+    ("torus", "two-hops"): {"moe.dispatched": (0, 3), "moe.hidden": (3, 6), **SENT_ON_IN_VAIN},
     ("torus", "ring"): {"moe.dispatched": (2, 3), "moe.hidden": (3, 6), "moe.output": (0, 3)},
 }
 """How often JAX's program reads or writes the rows of a buffer that nobody sent, forward and backward, by network and by how tokens move.
@@ -46,8 +53,10 @@ def shares_of_one(plan: Plan) -> float:
 
 
 def filled_share(plan: Plan, tensor: TensorPlan, shares: float) -> float:
-    """The part of an activation's bytes that is touched: of a buffer for rows of experts the rows that are received."""
-    if plan.request.table.top_k is None or "slots" not in tensor.in_use.logical_axes:
+    """The part of an activation's bytes that is touched: of a buffer for rows of experts the rows that are received, or sent on."""
+    if plan.request.table.top_k is None:
+        return 1.0
+    if "slots" not in tensor.in_use.logical_axes and tensor.name not in rows_sent_on(plan.request, plan.mesh):
         return 1.0
     row_bytes = DTYPE_BYTES[tensor.dtype] * ceil(tensor.shape[-1] / plan.mesh.size(tensor.in_use.dims[-1].axes))
     rows = shares * traffic_of(plan.request, plan.mesh).assignments * plan.request.microbatches
@@ -66,6 +75,18 @@ def is_of_experts(plan: Plan, weight: str) -> bool:
     return "experts" in plan.request.table.weight(weight).logical_axes
 
 
-def sent_times(collective: PlannedCollective, shares: float) -> float:
-    """How many times as long an exchange of tokens takes as in an even routing: one device receives all that the others send."""
-    return shares if collective.ragged else 1.0
+def sent_times(plan: Plan, collective: PlannedCollective, shares: float) -> float:
+    """How many times as long an exchange of tokens takes as in an even routing: one device receives all that the others send, which is
+    each token once where it is sent to nodes."""
+    if not collective.ragged or shares <= EVEN:
+        return EVEN
+    hop = next(hop for hop in token_hops(plan.request, plan.mesh) if set(hop.axes) == set(collective.axes))
+    return min(shares, max(EVEN, hop.buffer_rows / hop.even_rows))
+
+
+def bytes_between_hops(plan: Plan) -> float:
+    """Bytes that one layer's tokens move beside their exchange with nodes, forward: rows are made of tokens, read where they arrive, and
+    the sums of nodes are read and added."""
+    before = token_hops(plan.request, plan.mesh)[:-1] if plan.request.table.top_k is not None else ()
+    width = plan.request.table.sizes.get("embed", 0) * DTYPE_BYTES[plan.request.dtype] * plan.request.microbatches
+    return sum(4.0 * hop.even_rows * width for hop in before)

@@ -72,9 +72,17 @@ def to_host_seconds(plan: Plan, chip: ChipNumbers, reading: Reading = "used") ->
     return plan.memory.host_bytes * plan.request.microbatches / chip.read(HOST_RATE, reading)
 
 
-def seconds_of(one: PlannedCollective, time: Time | None, shares: float = EVEN) -> float | None:
+def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
     """Seconds of all its executions in a step."""
-    return None if time is None else time.seconds * one.count_per_step * sent_times(one, shares)
+    return None if time is None else time.seconds * one.count_per_step
+
+
+def all_seconds(plan: Plan, times: Times, shares: float = EVEN) -> list[float | None]:
+    """Those of each collective of a plan. ``shares``: of experts' rows (``routing.py``)."""
+    found = (seconds_of(one, time) for one, time in zip(plan.collectives, times, strict=True))
+    return [
+        second and second * sent_times(plan, one, shares) for one, second in zip(plan.collectives, found, strict=True)
+    ]
 
 
 def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
@@ -111,7 +119,7 @@ def _is_used(name: str, rates: set[str], engine: str) -> bool:
 
 
 def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading, shares: float) -> StepCost | None:
-    seconds = [seconds_of(one, time, shares) for one, time in zip(plan.collectives, times, strict=True)]
+    seconds = all_seconds(plan, times, shares)
     known = [second for second in seconds if second is not None]
     computing = computing_seconds(plan, chip, reading, shares)
     if len(known) < len(seconds) or computing is None:

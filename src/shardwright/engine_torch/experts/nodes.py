@@ -58,4 +58,5 @@ def by_way_of_nodes(
     out_RM, assignments = outputs_in_node(received, of_node)
     out_NM = from_experts(out_RM, routes, links.nodes)
     wide = computed("combined", out_NM.dtype)
-    return sum_by_token(out_NM.to(wide), token_N, tokens.x_XM.shape[0]).to(out_RM.dtype), assignments
+    out_XM = sum_by_token(out_NM.to(wide), token_N, tokens.x_XM.shape[0], ends_layer=True)
+    return out_XM.to(out_RM.dtype), assignments

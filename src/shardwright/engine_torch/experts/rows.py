@@ -40,8 +40,28 @@ def count_by_expert(expert: torch.Tensor, experts: int) -> torch.Tensor:
     ]
 
 
-def sum_by_token(rows_NM: torch.Tensor, token_N: torch.Tensor, tokens: int) -> torch.Tensor:
-    """Each token's sum of its rows, XM, in their order. Not a matrix product: each token sums a few rows."""
-    return torch.zeros(tokens, rows_NM.shape[1], dtype=rows_NM.dtype, device=rows_NM.device).index_add(
-        0, token_N, rows_NM
-    )
+def sum_by_token(
+    rows_NM: torch.Tensor, token_N: torch.Tensor, tokens: int, *, ends_layer: bool = False
+) -> torch.Tensor:
+    """Each token's sum of its rows, XM, in their order. Not a matrix product: each token sums a few rows.
+
+    ``ends_layer``: nothing else is read of what comes before it. Then the numbers of tokens are kept under every policy: were they made
+    again, all before them would be, exchanges too.
+    """
+    return _SumByToken.apply(rows_NM, token_N, tokens, ends_layer)  # pyright: ignore[reportReturnType]
+
+
+class _SumByToken(torch.autograd.Function):
+    """The transpose of ``dispatch_rows``. Autograd would keep the rows of ``index_add``, whose gradient does not read them."""
+
+    @staticmethod
+    def forward(ctx, rows_NM: torch.Tensor, token_N: torch.Tensor, tokens: int, ends_layer: bool) -> torch.Tensor:
+        ctx.token_N = token_N if ends_layer else None
+        ctx.save_for_backward(*([] if ends_layer else [token_N]))
+        sums_XM = torch.zeros(tokens, rows_NM.shape[1], dtype=rows_NM.dtype, device=rows_NM.device)
+        return sums_XM.index_add_(0, token_N, rows_NM)
+
+    @staticmethod
+    def backward(ctx, *cotangents: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (token_N,) = ctx.saved_tensors or (ctx.token_N,)
+        return cotangents[0][token_N], None, None, None
