@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+import torch
 
+from shardwright.core.mesh.mesh import Mesh
 from tests.engine_jax.steps import Case
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words
+from tests.engine_torch.two_hops import directly, drawn, outputs_in_two_hops, sent_by
 from tests.matrix import some
 from tests.sameness.cases import DEEPSEEK3, MIXTRAL, case
+
+SEEDS = range(12)
 
 ON_FOUR = [
     case(DEEPSEEK3, "ep-nodes", "fsdp=1,node=2,expert=2"),
@@ -34,3 +37,25 @@ def test_four_ranks_train_as_one_device(case: Case, four: Ranks, run_alone: RunA
 @pytest.mark.parametrize("case", some(ON_EIGHT, (0,)), ids=in_words)
 def test_eight_ranks_train_as_one_device(case: Case, eight: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), eight, case)
+
+
+@pytest.mark.parametrize("mesh", [Mesh.of(node=2, expert=4), Mesh.of(node=4, expert=2)], ids=str)
+def test_drawn_tokens_have_the_outputs_and_gradients_of_one_device(mesh: Mesh, eight: Ranks) -> None:
+    """And each rank sends over each axis what the routing says: a token once to each node, an assignment once inside of it."""
+    found = eight.run(outputs_in_two_hops, mesh, SEEDS)
+    for place, seed in enumerate(SEEDS):
+        one = drawn(seed, 8)
+        outputs, gradients = directly(one)
+        for rank in range(8):
+            ours, own = found[rank][place], one.experts // 8
+            torch.testing.assert_close(ours.output, outputs[rank], rtol=1e-4, atol=1e-4)
+            for name in ("x", "weights"):
+                torch.testing.assert_close(ours.gradients[name], gradients[name][rank], rtol=1e-4, atol=1e-4)
+            for our, their in zip(ours.gradients["matrices"], gradients["matrices"], strict=True):
+                torch.testing.assert_close(our, their[rank * own : (rank + 1) * own], rtol=1e-4, atol=1e-4)
+            expected = sent_by(one, rank, mesh)
+            assert ours.sent == expected, (seed, rank)
+            # Back go the cotangents of tokens and of their weights, and none of the numbers of experts.
+            assert ours.back["expert"] == expected["expert"]
+    over_nodes = [sum(of_rank[n].sent["node"] for of_rank in found) for n in range(len(SEEDS))]
+    assert min(over_nodes) > 0

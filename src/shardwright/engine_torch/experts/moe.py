@@ -120,7 +120,6 @@ def _expert_outputs(
     sums of a token are reduce-scattered to its rank. Otherwise an all-to-all sends the rows to their experts and back, in the nodes that
     tokens were sent to before if it takes two hops.
     """
-    B, T, _ = kept_experts_BTK.shape
     tokens = Tokens(x_BTM.flatten(0, 1), kept_experts_BTK.flatten(0, 1), weights_BTK.flatten(0, 1))
     sent = links.sent.in_layer(low)
 
@@ -134,7 +133,7 @@ def _expert_outputs(
     if links.ring:
         out_XM = reduce_scattered(out_XM, links.peers)
     overflow = max(0, received - links.buffer_rows) if links.buffer_rows is not None else 0
-    return out_XM.view(B, T, -1), torch.tensor(overflow, device=x_BTM.device)
+    return out_XM.view(x_BTM.shape), torch.tensor(overflow, device=x_BTM.device)
 
 
 def _outputs_of(
