@@ -5,9 +5,8 @@ from __future__ import annotations
 from tests.golden import compiled_programs as programs
 from tests.golden.compiled_case import CompiledCase
 from tests.golden.compiled_programs import V5P, planned
-from tests.golden.findings_case import mine
+from tests.golden.findings_case import EP, mine
 
-EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
 EIGHT_EXPERTS = mine(EP, "{data: 1, fsdp: 1, expert: 8}", "move: {moe: all-to-all}\n")
 WEIGHTS_TRAVEL = mine(EP, "{data: 1, fsdp: 1, expert: 8}", "move: {moe: weights}\n")
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")

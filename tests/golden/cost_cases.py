@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardwright.core.resolution.request import Chip
-from tests.golden.findings_case import Case, mine
+from tests.golden.findings_case import EP, IN_NODES, Case, mine
 
 V5E = Chip(name="v5e", usable_bytes=int(15.75 * 2**30), source="libtpu 0.0.42.1")
 
@@ -53,6 +53,13 @@ ON_COSTS: tuple[Case, ...] = (
         layout=mine("fsdp: {elsewhere: fsdp, keep_gathered: true}", "{fsdp: auto}"),
         options={"devices": 8, "remat": "none"},
         neighbour={"options": {"devices": 8}},
+    ),
+    Case(
+        name="SW122-two-hops-over-one-axis",
+        model="mixtral-test",
+        layout=mine(EP, rest="move: {moe: two-hops}\n"),
+        options={"devices": 8},
+        neighbour={"layout": mine(IN_NODES, "{data: 1, fsdp: auto, node: 2, expert: 2}", "move: {moe: two-hops}\n")},
     ),
     Case(
         name="SW312-too-much",

@@ -98,6 +98,11 @@ def own_qkv(table: ModelTable) -> ModelTable:
 TABLES = {"qkv": own_qkv, "": lambda table: table, "fused": fused_heads, "odd": odd_latent, "bare": empty_router}
 
 
+EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
+IN_NODES = f"{EP}\nnode: {{elsewhere: fsdp, moe: expert}}"
+"""Roles of layouts with experts, over one axis and over two."""
+
+
 def mine(roles: str, mesh: str = "{data: 1, fsdp: auto, expert: 4}", rest: str = "") -> str:
     """The text of a user's layout, each entry on its own line."""
     entries = "".join(f"  {line}\n" for line in roles.split("\n"))

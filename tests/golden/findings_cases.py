@@ -5,14 +5,13 @@ from __future__ import annotations
 from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.cost_cases import ON_COSTS
 from tests.golden.engine_cases import ON_ENGINES
-from tests.golden.findings_case import Case, mine
+from tests.golden.findings_case import EP, Case, mine
 from tests.golden.own_model_cases import OF_OWN_MODELS
 from tests.golden.precision_cases import ON_PRECISION
 from tests.golden.stage_cases import OF_STAGES
 from tests.golden.topology_cases import ON_CHIPS
 from tests.golden.update_cases import OF_UPDATES
 
-EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")
 EIGHT = {"devices": 8}
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tests.golden.findings_case import Case, mine
+from tests.golden.findings_case import EP, IN_NODES, Case, mine
 
-EP = "data: data\nfsdp: fsdp\nexpert: {elsewhere: fsdp, moe: expert}"
 FSDP = mine("fsdp: fsdp", "{fsdp: auto}")
 
 ON_CHIPS: tuple[Case, ...] = (
@@ -29,6 +28,16 @@ ON_CHIPS: tuple[Case, ...] = (
         options={"batch": 16},
         chips="v5p:2x2x2*2",
         neighbour={"layout": mine(EP, "{data: 1, fsdp: 8, expert: 2}")},
+    ),
+    Case(
+        name="SW201-experts-over-nodes",
+        model="deepseek3-671b",
+        layout=mine(EP, "{data: 1, fsdp: auto, expert: 64}"),
+        options={"batch": 256, "length": 4096},
+        chips="h100:32x8",
+        neighbour={
+            "layout": mine(IN_NODES, "{data: 1, fsdp: auto, node: 8, expert: 8}", "move: {moe: two-hops}\n"),
+        },
     ),
     Case(
         name="SW202-part-of-a-ring",

@@ -17,6 +17,9 @@ SHAPE = re.compile(r"--chips of a shape with (\d+) devices")
 ENTRY = re.compile(r"(?P<entry>.+) under 'roles'")
 IN_RECIPE = " in the recipe's file"
 LEFT_OUT = re.compile(r"leave --(?P<option>[a-z-]+) out")
+AXIS_BEFORE = re.compile(
+    r"an axis '(?P<new>\w+)' before '(?P<axis>\w+)' under 'mesh', (?P<entry>.+) under 'roles', (?P<mesh>--mesh \S+) --move (?P<key>\w+)=(?P<how>\S+)"
+)
 RULE_REMOVED = re.compile(r"remove the rule for '(?P<name>\w+)' in '(?P<component>\w+)'")
 
 
@@ -36,7 +39,15 @@ def typed(case: Case, fix: str) -> Case:
     if match := LEFT_OUT.fullmatch(fix):
         return replace(case, options={**case.options, match["option"].replace("-", "_"): None})
     values = yaml.safe_load(layout_text(case))
-    if match := ENTRY.fullmatch(fix):
+    if match := AXIS_BEFORE.fullmatch(fix):
+        pairs = [
+            ({match["new"]: 1} if axis == match["axis"] else {}) | {axis: size} for axis, size in values["mesh"].items()
+        ]
+        values["mesh"] = {axis: size for pair in pairs for axis, size in pair.items()}
+        values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))
+        values.setdefault("move", {})[match["key"]] = match["how"]
+        case = replace(case, options=with_flags(case.options, match["mesh"]))
+    elif match := ENTRY.fullmatch(fix):
         values["roles"].update(yaml.safe_load(f"{{{match['entry']}}}"))
     elif match := RULE_REMOVED.fullmatch(fix):
         del values["rules"][match["component"]][match["name"]]

@@ -92,8 +92,9 @@ def rows_sent_on(request: Request, mesh: Mesh) -> Mapping[str, Mapping[str, int]
         return {}
     traffic, (_, inner) = traffic_of(request, mesh), token_hops(request, mesh)
     of_a_token = {"top_k": ceil(inner.rows / (traffic.rows * traffic.tokens))}
-    moves = {move.kind: move for move in request.table.moves}
-    return dict.fromkeys((moves["dispatch"].source, moves["combine"].target), of_a_token)
+    ends = {"dispatch": "source", "combine": "target"}
+    # A stage may have no layer with experts.
+    return {getattr(move, ends[move.kind]): of_a_token for move in request.table.moves if move.kind in ends}
 
 
 def in_two_hops(request: Request, mesh: Mesh) -> bool:
