@@ -102,10 +102,13 @@ def test_what_is_missing_or_wrong_is_said_with_the_file(file, tmp_path):
     assert refused(f"h100:8+{path}") == (
         f"--chips: 'program' in {path} is 'fast', and must be one of eager, compiled, fused."
     )
-    for wrong in ('["tensor", "expert"]', '"tensor"', "[1]"):
+    for wrong in ('["tensor", "fsdp"]', '"tensor"', "[1]"):
         path = file(f'kind = "h100"\noverlap = {wrong}\n')
         found = tomllib.loads(f"overlap = {wrong}")["overlap"]
-        assert refused(f"h100:8+{path}") == f"--chips: 'overlap' in {path} is {found!r}, and must be a list of tensor."
+        assert (
+            refused(f"h100:8+{path}")
+            == f"--chips: 'overlap' in {path} is {found!r}, and must be a list of tensor, expert."
+        )
     path = file('kind = "h100"\nprogramm = "eager"\n')
     assert refused(f"h100:8+{path}") == f"--chips: {path} has 'programm'. Did you mean 'program'?"
     path = file("kind = h100\n")

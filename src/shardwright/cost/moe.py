@@ -14,6 +14,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.request import Request
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of
+from shardwright.cost.steps.routing import PASSES_OF_A_HOP
 
 
 def choose_by_time(plan: Plan, mapping: MeshMapping, plan_again: Callable[[Request], Plan]) -> Plan:
@@ -48,4 +49,8 @@ def moe_seconds(plan: Plan, mapping: MeshMapping) -> dict[str, float] | None:
             if time is None:
                 return None
             found[option] += one.times * time.seconds
+        # Tokens of another hop are moved in memory too, twice in the backward pass.
+        found[option] += sum(
+            PASSES_OF_A_HOP * one.num_bytes * (one.times - 1) / rates.memory_bytes_per_s for one in ones[:-1]
+        )
     return found

@@ -21,6 +21,9 @@ from shardwright.core.resolution.token_hops import rows_sent_on, token_hops
 
 EVEN = 1.0
 
+PASSES_OF_A_HOP = 4.0
+"""How often a token is read or written in memory for an exchange with nodes, forward: rows are made of tokens, and sums of nodes are added."""
+
 SENT_ON_IN_VAIN: Mapping[str, tuple[int, int]] = {"router.dispatched": (2, 1), "router.returned": (1, 4)}
 """The same of rows that a device sends on inside a node: they are gathered by index for all places of its buffer, and summed for all of
 its tokens (``engine_jax/experts/rows.py``)."""
@@ -85,8 +88,7 @@ def sent_times(plan: Plan, collective: PlannedCollective, shares: float) -> floa
 
 
 def bytes_between_hops(plan: Plan) -> float:
-    """Bytes that one layer's tokens move beside their exchange with nodes, forward: rows are made of tokens, read where they arrive, and
-    the sums of nodes are read and added."""
+    """Bytes that one layer's tokens move in memory beside their exchange with nodes, forward."""
     before = token_hops(plan.request, plan.mesh)[:-1] if plan.request.table.top_k is not None else ()
     width = plan.request.table.sizes.get("embed", 0) * DTYPE_BYTES[plan.request.dtype] * plan.request.microbatches
-    return sum(4.0 * hop.even_rows * width for hop in before)
+    return sum(PASSES_OF_A_HOP * hop.even_rows * width for hop in before)

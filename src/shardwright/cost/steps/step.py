@@ -7,6 +7,7 @@
 | a ring's permutes | the same |
 | on TPUs, gathers and scatters of tensor parallelism | the same: the compiler splits the products with them |
 | the same on GPUs, where a file of numbers has ``overlap`` | the same: kernels send while they multiply |
+| exchanges of tokens with experts, where a file of numbers has ``overlap`` for them | the compute of all components: while one microbatch's tokens are sent, another's are multiplied |
 | reductions over replicas, once a step | nothing: they run after the last product. On PyTorch those of ``fully_shard`` run beside the backward pass of the last microbatch |
 | any other collective of activations | nothing: the next product waits for it |
 | copies of activations to the host | the forward pass |
@@ -41,6 +42,9 @@ products are one loop over blocks of rows: in the program for an H100 of Mixtral
 
 LOOP = "the loop of experts"
 """Stands for a component: of the collectives of its matrices that are sent beside other products."""
+
+EXCHANGE = "the exchange of tokens"
+"""Stands for a component: of one microbatch's exchanges that are sent beside the products of another."""
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -174,6 +178,8 @@ def phase_times(
         elif one.kind == "permute" or of_weights or _inside_products(plan, chip, one) or _inside_backward(plan, one):
             where = one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
+        elif one.ragged and "expert" in chip.overlap:
+            hideable[EXCHANGE, one.phase] = hideable.get((EXCHANGE, one.phase), 0.0) + second
         else:
             open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + second
     # What the last microbatch's backward pass leaves of its time is for the sums over replicas that run beside it.
@@ -183,8 +189,9 @@ def phase_times(
             backward = component, "backward"
             left = max(0.0, computing.get(backward, 0.0) - hideable.get(backward, 0.0))
             behind[component, phase] = left / plan.request.microbatches
-        elif component in ("residual", LOOP):
-            # What shards the residual stream is gathered for the products of the other components, and scattered after them.
+        elif component in ("residual", LOOP, EXCHANGE):
+            # What shards the residual stream is gathered for the products of the other components, and scattered after them. Tokens are
+            # exchanged beside all products of another microbatch.
             itself = "moe" if component == LOOP else component
             others = {of for of, when in computing if when == phase and of != itself}
             behind[component, phase] = computing.get((component, phase), 0.0) + sum(
