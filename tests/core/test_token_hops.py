@@ -12,6 +12,7 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.planning import make_plan
+from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import capacity_of, traffic_of
 from shardwright.core.resolution.token_hops import in_two_hops, most_nodes, nodes_of_a_token, token_hops
@@ -167,3 +168,29 @@ def test_an_axis_of_one_device_takes_no_hop(node: int, expert: int, hops: int) -
     assert codes.get("SW122") == (None if hops == 2 else "move: {moe: all-to-all}")
     direct = make_plan(replace(plan.request, layout=replace(layout, move_moe="all-to-all")))
     assert (plan.collectives == direct.collectives) == (hops == 1)
+
+
+@pytest.mark.parametrize("remat", ["full", "none"])
+@pytest.mark.parametrize("codes", [False, True])
+def test_bytes_by_which_auto_chooses_are_those_of_the_plan(remat: str, codes: bool) -> None:
+    recipe = replace(preset("fp8-block"), dispatch_quantized=True) if codes else None
+    request = Request(
+        layout=layout_of(2, 2, 1, "auto"),
+        table=build("mixtral-test"),
+        batch=8,
+        length=64,
+        remat=remat,
+        precision=recipe,
+    )
+    plan = make_plan(request)
+    (choice,) = plan.choices
+    two = make_plan(replace(request, layout=layout_of(2, 2, 1)))
+    sent = sum(
+        one.bytes_per_device * one.count_per_step / 2
+        for one in two.collectives
+        if one.component == "moe"
+        and one.kind == "all-to-all"
+        and not {"router.grouped_experts", "router.weights"} & set(one.tensors)
+    )
+    # A token's number of nodes is rounded up for the tokens of a device.
+    assert sent == pytest.approx(choice.wire_bytes["two-hops"] * 4, rel=0.005)
