@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from shardwright.core.resolution.token_hops import token_hops
-from tests.engine_jax.program import Program
+from tests.engine_jax.program import Program, assert_program_is_the_plan
+from tests.engine_jax.steps import Case as Staged
+from tests.engine_jax.steps import assert_trains_as, compiled_step
+from tests.engine_jax.steps import plan_of as plan_of_step
 from tests.engine_jax.test_moe import (
     DROPPING,
     EMBED,
@@ -24,6 +27,8 @@ from tests.engine_jax.test_moe import (
     token_by_token,
 )
 from tests.matrix import some
+from tests.sameness.cases import DEEPSEEK3
+from tests.sameness.cases import case as of_sameness
 
 NODES = (
     "name: nodes of {node}\nmesh: {{node: {node}, expert: {expert}}}\n"
@@ -94,3 +99,23 @@ def test_the_program_sends_over_each_axis_what_the_plan_says() -> None:
             sizes = plan.mesh.size(hop.axes) * hop.chunk * width
             expected[row.axes[0], sizes, dtype] += row.count_per_step // plan.by_name["router.grouped"].num
     assert sent == expected
+
+
+@pytest.mark.matrix
+def test_stages_train_as_one_device() -> None:
+    case = Staged(
+        model=DEEPSEEK3,
+        layout="pp-ep-nodes",
+        mesh="stage=2,fsdp=1,node=2,expert=2",
+        microbatches=2,
+        stages="Ett|tL",
+    )
+    assert_trains_as(case, case.alone)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("remat", ["full", "keep=moe.dispatched,host=router.returned"])
+def test_a_step_has_the_collectives_of_the_plan(remat: str) -> None:
+    case = replace(of_sameness(DEEPSEEK3, "ep-nodes", "fsdp=2,node=2,expert=2"), remat=remat)
+    assert_program_is_the_plan(compiled_step(case).as_text() or "", plan_of_step(case))
+    assert_trains_as(case, case.alone)

@@ -25,6 +25,7 @@ INSIDE = {
     "cp": "fsdp: fsdp\n  context: context",
     "ep": "fsdp: fsdp\n  expert: {elsewhere: fsdp, moe: expert}",
     "ep-tp": "fsdp: fsdp\n  expert: {elsewhere: fsdp, moe: expert}\n  tensor: {elsewhere: tensor, sequence_parallel: true}",
+    "ep-nodes": "fsdp: fsdp\n  node: {elsewhere: fsdp, moe: expert}\n  expert: {elsewhere: fsdp, moe: expert}\nmove: {moe: two-hops}",
     "ep-as-cp": "fsdp: fsdp\n  expert: {elsewhere: context, moe: expert}",
 }
 """Roles inside of each stage."""

@@ -24,6 +24,7 @@ EP = {
     (MIXTRAL, "ep", "fsdp=2,expert=2", "moe=ring"): ("mxfp8", "fp8-row"),
     (MIXTRAL, "ep", "fsdp=2,expert=2", "moe=weights"): ("fp8-row",),
     (DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2", ""): ("fp8-row",),
+    (MIXTRAL, "ep-nodes", "fsdp=1,node=2,expert=2", ""): ("mxfp8",),
 }
 OF_EXPERTS = ("moe.gate", "moe.up", "moe.down")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from shardwright.core.mesh.mesh import Mesh
 from tests.engine_jax.steps import Case
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.runs import RunAlone, assert_trains_as, in_words
+from tests.engine_torch.staged import Staged
+from tests.engine_torch.test_stages import assert_trained_alike, in_stages
 from tests.engine_torch.two_hops import directly, drawn, outputs_in_two_hops, sent_by
 from tests.matrix import some
 from tests.sameness.cases import DEEPSEEK3, MIXTRAL, case
@@ -37,6 +41,26 @@ def test_four_ranks_train_as_one_device(case: Case, four: Ranks, run_alone: RunA
 @pytest.mark.parametrize("case", some(ON_EIGHT, (0,)), ids=in_words)
 def test_eight_ranks_train_as_one_device(case: Case, eight: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), eight, case)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("remat", ["full", "keep=moe.dispatched,host=router.returned", "none"])
+def test_policies_keep_what_a_node_sends_on(remat: str, four: Ranks, run_alone: RunAlone) -> None:
+    one = replace(ON_FOUR[0], remat=remat)
+    assert_trains_as(run_alone(one.alone), four, one)
+
+
+@pytest.mark.matrix
+def test_stages_train_as_one_device(eight: Ranks, run_alone: RunAlone) -> None:
+    staged = Staged(
+        model=DEEPSEEK3,
+        mesh="stage=2,fsdp=1,node=2,expert=2",
+        microbatches=2,
+        schedule="1f1b",
+        stages="Ett|tL",
+        inside="ep-nodes",
+    )
+    assert_trained_alike(in_stages(staged, eight), run_alone(staged.alone), staged.alone.tolerance)
 
 
 @pytest.mark.parametrize("mesh", [Mesh.of(node=2, expert=4), Mesh.of(node=4, expert=2)], ids=str)
