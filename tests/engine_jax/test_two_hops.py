@@ -27,7 +27,7 @@ from tests.engine_jax.test_moe import (
     token_by_token,
 )
 from tests.matrix import some
-from tests.sameness.cases import DEEPSEEK3
+from tests.sameness.cases import DEEPSEEK3, MIXTRAL
 from tests.sameness.cases import case as of_sameness
 
 NODES = (
@@ -116,6 +116,6 @@ def test_stages_train_as_one_device() -> None:
 @pytest.mark.matrix
 @pytest.mark.parametrize("remat", ["full", "keep=moe.dispatched,host=router.returned"])
 def test_a_step_has_the_collectives_of_the_plan(remat: str) -> None:
-    case = replace(of_sameness(DEEPSEEK3, "ep-nodes", "fsdp=2,node=2,expert=2"), remat=remat)
+    case = replace(of_sameness(MIXTRAL, "ep-nodes", "fsdp=2,node=2,expert=2"), remat=remat)
     assert_program_is_the_plan(compiled_step(case).as_text() or "", plan_of_step(case))
     assert_trains_as(case, case.alone)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from shardwright.core.resolution.token_hops import in_two_hops
 from tests.matrix import some
 from tests.sameness.page import PAGE, section_of, with_section
 from tests.sameness.random_layouts import DTYPES, draw
@@ -38,7 +39,8 @@ def test_they_are_of_every_kind() -> None:
         moves = {one.plan.request.layout.move_attention for one in own if one.plan.cp}
         assert moves == {"gather", "ring", "ulysses"}
         assert sum(one.in_another_order for one in own) >= 5
-    assert {layout.move_moe for layout in layouts} == {"all-to-all", "ring", "weights"}
+    assert {layout.move_moe for layout in layouts} == {"all-to-all", "two-hops", "ring", "weights"}
+    assert {one.engine for one in every if in_two_hops(one.plan.request, one.plan.mesh)} == {*MOST}
     assert {len(one.plan.mesh.larger_than_one(one.plan.mesh.names)) for one in every} >= {2, 3}
     assert any(layout.rules for layout in layouts)
     entries = [entry for layout in layouts for entry in layout.entries.values()]
