@@ -3,6 +3,7 @@
 request.py      what is planned: model, layout, devices, batch
 mesh_sizes.py   the size of each mesh axis
 resolve.py      the spec of each tensor, with every axis granted or refused; and the order on heads and groups of tokens
+token_hops.py   the exchanges by which tokens go to their experts: one hop, or two by way of nodes
 storage.py      the dim that is sharded at rest and gathered for use
 order.py        the order of several axes on one dim: persistent, then gathered
 row_order.py    the order of a row's tokens over the devices that share it
