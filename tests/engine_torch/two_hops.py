@@ -18,7 +18,7 @@ from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.models.parts.architecture import Experts
 
 EMBED, WIDTH = 6, 4
-AXES = ("node", "expert")
+AXES: tuple[str, ...] = ("node", "expert")
 
 
 class Drawn(NamedTuple):
@@ -27,7 +27,7 @@ class Drawn(NamedTuple):
     experts: int
     top_k: int
     of_rank: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-    matrices: Matrices
+    matrices: list[torch.Tensor]
 
 
 def drawn(seed: int, num_ranks: int) -> Drawn:
@@ -49,7 +49,7 @@ def drawn(seed: int, num_ranks: int) -> Drawn:
         x = torch.randn(tokens, EMBED, generator=make)
         of_rank.append((x, numbers, torch.rand(tokens, top_k, generator=make)))
     shapes = (experts, WIDTH, EMBED), (experts, WIDTH, EMBED), (experts, EMBED, WIDTH)
-    return Drawn(experts, top_k, of_rank, Matrices(*(0.3 * torch.randn(shape, generator=make) for shape in shapes)))
+    return Drawn(experts, top_k, of_rank, [0.3 * torch.randn(shape, generator=make) for shape in shapes])
 
 
 def directly(one: Drawn) -> tuple[list[torch.Tensor], dict[str, Any]]:
@@ -63,7 +63,7 @@ def directly(one: Drawn) -> tuple[list[torch.Tensor], dict[str, Any]]:
         y = torch.einsum("xef,emf->xem", hidden, matrices[2])
         chosen = torch.nn.functional.one_hot(numbers.long(), one.experts + 1)[..., :-1].to(y.dtype)
         outputs.append(torch.einsum("xem,xke,xk->xm", y, chosen, weights))
-    sum(out.sin().sum() for out in outputs).backward()
+    torch.cat(outputs).sin().sum().backward()
     gradients = {
         "x": [x.grad for x, _, _ in inputs],
         "weights": [w.grad for _, _, w in inputs],
@@ -114,7 +114,7 @@ def _found(ranks: Ranks, one: Drawn) -> Found:
     rank, own = ranks.rank, one.experts // ranks.mesh.num_devices
     x, numbers, weights = one.of_rank[rank]
     x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
-    matrices = Matrices(*(m[rank * own : (rank + 1) * own].clone().requires_grad_() for m in one.matrices))
+    matrices = [m[rank * own : (rank + 1) * own].clone().requires_grad_() for m in one.matrices]
     experts = Experts(num=one.experts, width=WIDTH, top_k=one.top_k)
     links = ExpertLinks(nodes=ranks.peers(("node",)), peers=ranks.peers(("expert",)), even_rows=x.shape[0] * one.top_k)
     by_group = {id(ranks.peers((axis,)).group): axis for axis in AXES}
@@ -129,7 +129,7 @@ def _found(ranks: Ranks, one: Drawn) -> Found:
         return send(output, input, output_sizes, input_sizes, group=group, **more)
 
     with mock.patch.object(dist, "all_to_all_single", counted):
-        out, overflow = _expert_outputs(x[None], numbers[None], weights[None], matrices, experts, links, {})
+        out, overflow = _expert_outputs(x[None], numbers[None], weights[None], Matrices(*matrices), experts, links, {})
         assert int(overflow) == 0
         forward = dict(sent)
         out.sin().sum().backward()

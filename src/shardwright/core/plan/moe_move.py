@@ -101,7 +101,8 @@ def collectives_of_experts(
             )
     for forward, backward in found:
         row = by_name.get(forward.tensor)
-        for phase, moved in (("forward", forward), ("recompute", forward), ("backward", backward)):
+        phases: Mapping[Phase, _Moved] = {"forward": forward, "recompute": forward, "backward": backward}
+        for phase, moved in phases.items():
             share = moved.again if phase == "recompute" else 1
             if row is None or not share or (phase == "backward" and row.dtype not in FLOATS):
                 continue
@@ -192,16 +193,16 @@ def option_collectives(request: Request, mesh: Mesh) -> Mapping[str, tuple[Optio
     again = any("moe.dispatched" in run.again for run in runs)
     tokens, cotangents = _saved_by_codes(request, table.sizes["embed"] * width, 1 + again)
 
+    row_bytes = token_bytes * table.top_k
+
     def rows(axes: tuple[str, ...]) -> OptionCollectives:
-        size = token_bytes * table.top_k
-        return OptionCollectives(
-            kind="all-to-all", axes=axes, num_bytes=size, times=4 + 2 * again, saved=tokens + cotangents
-        )
+        saved = tokens + cotangents
+        return OptionCollectives(kind="all-to-all", axes=axes, num_bytes=row_bytes, times=4 + 2 * again, saved=saved)
 
     def of_tokens(kind: ReshardKind, axes: tuple[str, ...], copies: float) -> OptionCollectives:
         return OptionCollectives(kind=kind, axes=axes, num_bytes=token_bytes * copies, times=4 + again, saved=tokens)
 
-    found = {
+    found: dict[str, tuple[OptionCollectives, ...]] = {
         "all-to-all": (rows(axes),),
         "ring": (of_tokens("all-gather", axes, n),),
         "weights": (

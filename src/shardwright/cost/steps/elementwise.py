@@ -103,7 +103,9 @@ def _add_nodes(plan: Plan, runs: Sequence[Run], found: dict[tuple[str, Phase], f
     if dispatched is None or not (moved := bytes_between_hops(plan)):
         return
     moved *= layers_on_device(plan.request, plan.mesh, dispatched)
-    for phase, times in (("forward", 1.0), ("recompute", share_made_again(runs, dispatched.name)), ("backward", 2.0)):
+    again = share_made_again(runs, dispatched.name)
+    passes: Mapping[Phase, float] = {"forward": 1.0, "recompute": again, "backward": 2.0}
+    for phase, times in passes.items():
         found["router", phase] = found.get(("router", phase), 0.0) + times * moved
 
 

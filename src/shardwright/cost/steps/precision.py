@@ -39,6 +39,7 @@ from shardwright.core.recipes.formats import bits_of
 from shardwright.core.recipes.kernels import ChosenKernel
 from shardwright.core.recipes.recipe import ENTIRE, Product
 from shardwright.core.resolution.resolve import traffic_of
+from shardwright.core.resolution.token_hops import token_hops
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.steps.elementwise import EAGER_PASSES, elementwise_bytes
 from shardwright.cost.steps.flops import CountedProduct, step_products
@@ -173,9 +174,10 @@ def _dispatch_bytes(plan: Plan) -> float:
     """Bytes that a device reads and writes to quantize the rows that it sends to experts, and to make values of those that it receives."""
     request, sent = plan.request, sent_rows(plan.request.precision)
     total = 0
-    for quantizer, names, passes in (
-        (sent.tokens, READ_TOKENS, 1 + share_made_again(runs_of(request.table, request.remat), "moe.dispatched")),
-        (sent.cotangents, MAKES_OUTPUTS, 1),
+    # Of cotangents only those that are sent inside of a node are codes.
+    for quantizer, names, passes, first_hop in (
+        (sent.tokens, READ_TOKENS, 1 + share_made_again(runs_of(request.table, request.remat), "moe.dispatched"), 0),
+        (sent.cotangents, MAKES_OUTPUTS, 1, -1),
     ):
         layers = coded_layers(request, plan.mesh, plan.quantized, names)
         if quantizer is not None and layers:
@@ -183,7 +185,8 @@ def _dispatch_bytes(plan: Plan) -> float:
             row_bytes = width * DTYPE_BYTES[request.dtype] + sum(
                 one.row_bytes for one in arrays_of_rows(quantizer, width)
             )
-            total += 2 * traffic_of(request, plan.mesh).assignments * row_bytes * layers * passes * request.microbatches
+            rows = sum(hop.even_rows for hop in token_hops(request, plan.mesh)[first_hop:])
+            total += 2 * rows * row_bytes * layers * passes * request.microbatches
     return total
 
 

@@ -9,7 +9,7 @@ experts. So each token has one sum of each node, and these are summed in the ord
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ def by_way_of_nodes(
     routes = routes_of(sizes_D, exchange)
     with of_tensor("router.grouped"):
         rows_NM = dispatch_rows(tokens.x_XM, order, exchange.rows, exchange.rows)
-        x_RM = to_experts(rows_NM, routes, exchange, quantizer)
+        x_RM: Any = to_experts(rows_NM, routes, exchange, quantizer)
     with of_tensor("router.weights"):
         weights_NK = dispatch_rows(tokens.weights_XK, order, exchange.rows, exchange.rows)
         weights_RK = checkpoint_name(to_experts(weights_NK, routes, exchange), "router.weights")
@@ -71,6 +71,6 @@ def by_way_of_nodes(
     )
     out_RM, overflow = outputs_in_node(received, of_node)
     with of_tensor("router.combined"):
-        out_NM = from_experts(out_RM, routes, exchange)
+        out_NM: Any = from_experts(out_RM, routes, exchange)
     out_XM = combine_rows(out_NM, jnp.ones(has_XD.shape, out_NM.dtype), order, exchange.rows)
     return out_XM.astype(out_RM.dtype), overflow + routes.overflow + beyond
