@@ -33,12 +33,20 @@ def planned(model: str, layout: str, chips: str, sizes: dict[str, int], batch: i
 
 
 def test_experts_over_nodes_are_not_moved_into_one_where_that_is_slower():
-    """Every size within a node was printed as the fix of this mesh, and takes longer."""
+    """Every size within a node was printed as the fix of this mesh, and takes longer. What is faster is two hops, and without
+    them nothing is."""
     plan = planned("deepseek3-671b", "ep", "h100:32x8", {"fsdp": 8, "expert": 32}, 256)
     (found,) = [one for one in plan.findings if one.code == "SW201"]
     assert plan.step is not None
-    assert (found.fix, found.effect) == ("", None)
-    assert found.tried.startswith("none of the ")
+    assert found.fix.endswith("--mesh fsdp=8,expert=8,node=4 --move moe=two-hops")
+    assert found.effect is not None
+    assert found.effect.is_faster_by(0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shardwright.cost.topology.by_way_of_nodes", lambda *_: iter(()))
+        again = planned("deepseek3-671b", "ep", "h100:32x8", {"fsdp": 8, "expert": 32}, 256)
+    (left,) = [one for one in again.findings if one.code == "SW201"]
+    assert (left.fix, left.effect) == ("", None)
+    assert left.tried.startswith("none of the ")
     for expert in (8, 4):
         other = planned("deepseek3-671b", "ep", "h100:32x8", {"fsdp": 256 // expert, "expert": expert}, 256)
         assert other.step is not None
