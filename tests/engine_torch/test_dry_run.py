@@ -127,6 +127,18 @@ CASES = (
     case("deepseek3-test", "ep", {"move_moe": "ring"}, fsdp=4, expert=4, remat="keep=moe.output,moe.gate,moe.up"),
     case("llama3-test", "fsdp-tp", fsdp=4, tensor=4, precision="fp8-current", remat="keep=mlp.gate,mlp.up"),
     case("llama3-test", "hsdp", data=4, fsdp=4, precision="mxfp8", gather_quantized="true", remat="dots"),
+    case("deepseek3-test", "ep-nodes", fsdp=2, node=2, expert=4, microbatches=4),
+    case("mixtral-test", "ep-nodes", fsdp=2, node=4, expert=2, remat="keep=moe.dispatched,host=router.returned"),
+    case(
+        "mixtral-test num_layers=2",
+        "ep-nodes",
+        fsdp=2,
+        node=2,
+        expert=4,
+        precision="mxfp8",
+        dispatch_quantized="true",
+        dtype="bfloat16",
+    ),
 )
 
 
