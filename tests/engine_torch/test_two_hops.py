@@ -33,7 +33,7 @@ ON_EIGHT = [
 ]
 
 
-@pytest.mark.parametrize("case", some(ON_FOUR, (0, 2)), ids=in_words)
+@pytest.mark.parametrize("case", some(ON_FOUR, (2,)), ids=in_words)
 def test_four_ranks_train_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), four, case)
 
