@@ -57,6 +57,7 @@ test-all: test
 	$(BIN)/python -m tests.engine_torch.whole
 	$(BIN)/python -m tests.engine_torch.whole_stages
 	$(BIN)/python -m tests.engine_torch.whole_modules
+	$(BIN)/python -m tests.engine_torch.resting_modules
 	$(BIN)/python -m tests.pairs.whole
 	$(BIN)/python -m tests.runs.kills --jobs=$(JOBS)
 	$(BIN)/python -m tests.checkpoint.flipping

@@ -218,8 +218,7 @@ def test_what_has_no_single_factor_is_refused(do: Callable[[], object], text: st
 @pytest.mark.parametrize(
     ("option", "value", "text"),
     [
-        ("gather_quantized", True, "these modules quantize weights after they are gathered. Leave it out."),
-        ("rest_quantized", True, "rest_quantized is true, and these modules quantize weights after they are gathered."),
+        ("gather_quantized", True, "these modules gather codes only of weights that rest as codes. Leave it out, or"),
         ("dispatch_quantized", True, "dispatch_quantized is true, and these modules send no tokens."),
         ("high", ("*.attention.*",), "which chooses among the weights of a model, and a module has no model."),
         ("high_layers", 1, "and give recipe=None to the modules that are to stay in high precision."),

@@ -51,6 +51,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "own_program",
         "modules.parts",
         "modules.attention",
+        "modules.codes",
         "modules",
         "dcp",
         "dcp_folder",

@@ -220,6 +220,25 @@ def reattach_hooks(parameter: torch.Tensor) -> None:
             setattr(parameter, name, hooks)
 
 
+def elements_of(parameter: torch.Tensor) -> torch.Tensor:
+    """This rank's elements of a parameter, the very tensor: ``to_local`` has another one of the same memory."""
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+
+
+def replace_elements(parameter: torch.Tensor, local: torch.Tensor) -> None:
+    """Have a parameter consist of other elements on this rank, of another type too: the same object, so that modules and optimizers that share
+    it have them. PyTorch has a public way for what is no DTensor; ``fully_shard`` takes over what it finds before its first pass."""
+    if isinstance(parameter, DTensor):
+        parameter._local_tensor = local
+        return
+    kept = dict(parameter.__dict__)
+    other = torch.nn.Parameter(local, requires_grad=parameter.requires_grad)
+    torch.utils.swap_tensors(parameter, other)
+    for name, value in kept.items():
+        if name not in parameter.__dict__:
+            setattr(parameter, name, value)
+
+
 def accumulate_hooks(parameter: torch.Tensor) -> Sequence[Callable[..., object]]:
     """The hooks that see a gradient when it has been added to ``.grad``."""
     return tuple((getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values())

@@ -12,11 +12,15 @@ multihead.py        MultiheadAttention
 transformer.py      TransformerLayer
 scales.py           update_scales: the end of a step, for recipes with delayed amaxes
 attention/          DotProductAttention and RotaryPositionEmbedding
+codes/              weights that rest as codes: quantized_model_init, keep_main_weights, published weights
 parts/              what these are made of
 """
 
 from shardwright.engine_torch.modules.attention.dot_product import DotProductAttention
 from shardwright.engine_torch.modules.attention.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
+from shardwright.engine_torch.modules.codes.initialization import quantized_model_init
+from shardwright.engine_torch.modules.codes.main_weights import keep_main_weights
+from shardwright.engine_torch.modules.codes.published import load_published_weights, published_weights
 from shardwright.engine_torch.modules.embedding import Embedding
 from shardwright.engine_torch.modules.grouped import GroupedLinear
 from shardwright.engine_torch.modules.linear import Linear
@@ -43,6 +47,10 @@ __all__ = [
     "apply_rotary_pos_emb",
     "autocast",
     "from_transformer_engine",
+    "keep_main_weights",
+    "load_published_weights",
+    "published_weights",
+    "quantized_model_init",
     "to_transformer_engine",
     "update_scales",
 ]

@@ -265,10 +265,14 @@ class ParallelModule(nn.Module):
     def _placement(self, one: Parameter) -> Placement:
         return Replicate() if one.tp_dim is None else Shard(one.tp_dim)
 
+    def owns(self, name: str) -> bool:
+        """Whether this module gives a parameter its values: it does not, where another one that shares it has done so before."""
+        return getattr(getattr(self, name), FILLED_BY, self.seed) == self.seed
+
     def _fill(self) -> None:
         for name, one in self.specs.items():
             parameter = getattr(self, name)
-            if getattr(parameter, FILLED_BY, self.seed) == self.seed:
+            if self.owns(name):
                 fill(parameter, one, self.seed)
                 setattr(parameter, FILLED_BY, self.seed)
 

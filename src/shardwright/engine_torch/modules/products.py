@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,9 @@ from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.private import no_view
 from shardwright.engine_torch.layers.product import weight_product
+from shardwright.engine_torch.modules.codes.coded_weight import CodedWeight, require_copies
+from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights, require_primary, weight_options
+from shardwright.engine_torch.modules.codes.state import RestingState, require_float32
 from shardwright.engine_torch.modules.parallel import ParallelModule
 from shardwright.engine_torch.modules.parts.arguments import require_floats
 from shardwright.engine_torch.modules.parts.autocasting import recipe_inside, require_recipe
@@ -43,9 +46,22 @@ class ProductModule(ParallelModule):
 
     delayed: DelayedAmaxes | None
     random: RandomBits | None
+    resting: RestingState
     _source: tuple[tuple[Sequence[int], dist.ProcessGroup], Source] | None = None
 
-    def __init__(self, parameters: Sequence[Parameter], *, recipe: object = None, **options: Any) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        *,
+        recipe: object = None,
+        primary_weights: PrimaryWeights | None = None,
+        preserve_high_precision_init_val: bool = False,
+        **options: Any,
+    ) -> None:
+        inside = weight_options()
+        self.primary_weights = primary_weights or inside.primary_weights
+        self.preserves_initial = preserve_high_precision_init_val or inside.preserve_high_precision_init_val
+        recipe = inside.recipe if recipe is None else recipe
         super().__init__(parameters, recipe=recipe_inside(recipe, type(self).__name__), **options)
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
@@ -75,8 +91,12 @@ class ProductModule(ParallelModule):
         """Local tokens times the local weight ``name``, as the recipe has it. ``sorted_tokens``: those of one of several layers, of
         which each rank has as many as there are."""
         require_recipe(self.recipe, self.label)
+        if self.primary_weights is not None and torch.compiler.is_compiling():
+            # A compiler takes a weight that rests as codes for no tensor, and would leave out its gradient.
+            untraced: Callable[..., torch.Tensor] = torch.compiler.disable(_multiplied)  # pyright: ignore[reportAssignmentType]
+            return untraced(self, x, name, mode, sorted_tokens=sorted_tokens)
         weight = self.weight_in_use(name, x.dtype)
-        if self.delayed is not None and self._has_amaxes:
+        if self.delayed is not None and self._has_amaxes and not isinstance(weight, CodedWeight):
             self.delayed.notice_missing_end(name, weight)
         low = self._low(name, mode)
         if low is not None and self.random is not None and torch.is_grad_enabled():
@@ -90,8 +110,29 @@ class ProductModule(ParallelModule):
                 self.peers,
                 tp_tokens=self.sequence_parallel and mode is None,
             )
-        y = weight_product(x, weight, low=with_kernels(low, x))
+        operand = weight.coded() if isinstance(weight, CodedWeight) else weight
+        y = weight_product(x, operand, low=with_kernels(low, x))
         return y if self.recipe is None else no_view(y)
+
+    def weight_in_use(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """As of any module; the codes of a weight that rests as these, of main weights as they are now."""
+        if self.primary_weights is not None and name in self.resting.names and self.resting.held(name) is not None:
+            # Codes have no dtype of the computation.
+            dtype = getattr(self, name).dtype
+        return super().weight_in_use(name, dtype)
+
+    def quantize_changed_weights(self) -> None:
+        """Before ``fully_shard`` gathers codes: those of main weights that were changed by something else than an optimizer's step."""
+        self.resting.quantize_changed()
+
+    def reset_parameters(self, defer_init: bool | None = False) -> None:
+        """As of any module; then have the weights rest as codes, where ``primary_weights`` says so."""
+        if self.primary_weights is None or defer_init:
+            super().reset_parameters(defer_init)
+            return
+        self.resting.return_to_values()
+        super().reset_parameters()
+        self.resting.rest(preserve=self.preserves_initial)
 
     def delayed_peers(self) -> Mapping[tuple[str, Operand], Peers]:
         """For each operand with a delayed amax, the ranks that hold parts of it."""
@@ -130,6 +171,8 @@ class ProductModule(ParallelModule):
         if low is None or place not in low.quantizers:
             return None
         weight = self.weight_in_use(name, getattr(self, name).dtype)
+        if isinstance(weight, CodedWeight):
+            return weight.held.copies[0].quantized(weight.held.arrays[0])
         (weight,) = turned([weight], low.quantizers[place], low.site)
         factor = low.site.factors[low.delayed[place]] if place in low.delayed else None
         if factor is not None and low.site.measured:
@@ -182,19 +225,21 @@ class ProductModule(ParallelModule):
             outputs, inputs = self.specs[name].shape
             require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *others: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        super()._load_from_state_dict(state_dict, prefix, *others)
-        weights = any(f"{prefix}{name}" in state_dict for name in self.linear_dims())
-        state = any(name.startswith(f"{prefix}delayed.") for name in state_dict)
-        if self.delayed is not None and weights and not state:
-            self.delayed.notice_other_weights()
-
     def _make_state(self) -> None:
         self.delayed = self.random = None
         if self.recipe is not None and self.recipe.history is not None:
             self.delayed = DelayedAmaxes(self.recipe, self.linear_dims(), self.label, self.device)
         if self.recipe is not None and is_random(self.recipe):
             self.random = RandomBits(self.seed, self.device)
+        require_primary(self.primary_weights, self.label)
+        if self.recipe is None:
+            self.primary_weights = None
+        elif self.recipe.rest_quantized:
+            self.primary_weights = "codes"
+        if self.recipe is not None and self.primary_weights is not None:
+            require_copies(self.recipe, self.label)
+            require_float32(self, self.linear_dims())
+        self.resting = RestingState(self, self.linear_dims(), self.recipe, self.label)
 
     def _reset_seed(self) -> None:
         if self.random is not None and not self.random.has_passes:
@@ -206,3 +251,39 @@ class ProductModule(ParallelModule):
             if any(buffer.is_meta for buffer in one.buffers()):
                 one.to_empty(device=device)
             one.reset()
+
+    def _save_to_state_dict(self, destination: MutableMapping[str, Any], prefix: str, keep_vars: bool) -> None:
+        """As PyTorch's; of a weight that rests as codes its main weight. Its codes are in ``resting``."""
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, main in self.resting.main_weights().items():
+            destination[f"{prefix}{name}"] = main
+            if main is None:
+                del destination[f"{prefix}{name}"]
+
+    def _load_from_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        prefix: str,
+        local_metadata: Mapping[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """As PyTorch's; what of a weight is taken where it or a state has codes is in ``codes/state.py``."""
+        of_codes = {one.weight for one in self.resting.loads(prefix, state_dict)}
+        coded = {f"{prefix}{name}" for name, *_ in self.resting.weights()}
+        others = {key: value for key, value in state_dict.items() if key not in coded}
+        super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
+        missing_keys[:] = [key for key in missing_keys if key not in coded | of_codes]
+        weights = any(f"{prefix}{name}" in state_dict for name in self.linear_dims())
+        state = any(name.startswith(f"{prefix}delayed.") for name in state_dict)
+        if self.delayed is not None and weights and not state:
+            self.delayed.notice_other_weights()
+        error_msgs += self.resting.load(state_dict, prefix, missing_keys)
+
+
+def _multiplied(
+    module: ProductModule, x: torch.Tensor, name: str, mode: Mode | None, *, sorted_tokens: bool
+) -> torch.Tensor:
+    return module.multiplied(x, name, mode, sorted_tokens=sorted_tokens)

@@ -12,6 +12,7 @@ from torch import nn
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.modules.codes.quantizing import measure_together
 from shardwright.engine_torch.modules.products import ProductModule
 from shardwright.engine_torch.precision.delayed import Kept, reduce_together
 
@@ -60,6 +61,7 @@ def update_scales(module: nn.Module) -> None:
     for one in modules:
         assert one.delayed is not None
         one.delayed.require_recipe()
+    measure_together([weight for one in modules for weight in one.resting.to_quantize()])
     for group in _groups(modules):
         mine = _digest(group.compared)
         both = torch.stack([mine, -mine]).to(torch.int32)
@@ -71,6 +73,7 @@ def update_scales(module: nn.Module) -> None:
     for one in modules:
         assert one.delayed is not None
         one.delayed.follow(one.num_sources)
+        one.resting.follow()
 
 
 def _warn_of_saturation(modules: Mapping[str, ProductModule]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -47,7 +47,11 @@ def named_in(module: nn.Module) -> Named:
         raise InputError(
             f"module: needed an nn.Module, found {type(module).__qualname__}: give the module itself{fix}."
         )
-    return _named(module.state_dict(keep_vars=True), "", _copies(module))
+    named = _named(module.state_dict(keep_vars=True), "", _copies(module))
+    keys = {key: name for name, key in named.keys.items()}
+    # A parameter whose state is another tensor, as that of a weight that rests as codes.
+    ids = {id(one): keys[key] for key, one in module.named_parameters() if key in keys}
+    return replace(named, ids={**ids, **named.ids})
 
 
 def named_averages(averages: nn.Module | Mapping[str, torch.Tensor] | None) -> Named:
@@ -104,3 +108,33 @@ def _named(found: Mapping[str, Any], prefix: str, wrappers: Sequence[str] = ()) 
             ids[id(value)] = name
             tensors[name] = value
     return Named(tensors=tensors, tied=tied, values=values, keys=keys, ids=ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instead:
+    """What a module loads of a ``weight`` where a checkpoint has other tensors of it, as codes in place of high precision.
+
+    ``without``: tensors of the module that follow from others. ``read``: tensors to read besides, which are no part of its state.
+    ``unread``: tensors of the checkpoint that are not needed. ``take``: called on every rank when all are read."""
+
+    weight: str
+    without: frozenset[str] = frozenset()
+    read: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    unread: frozenset[str] = frozenset()
+    take: Callable[[], None] | None = None
+
+
+@runtime_checkable
+class LoadsInstead(Protocol):
+    def loaded_instead(self, prefix: str, saved: Collection[str]) -> Iterator[Instead]:
+        """For tensors of a module whose names begin with ``prefix``. ``saved``: the names in a checkpoint."""
+        ...
+
+
+def instead_of(module: nn.Module, saved: Collection[str]) -> list[Instead]:
+    """Of all modules in a module. ``saved``: the names in a checkpoint."""
+    found: list[Instead] = []
+    for name, one in module.named_modules():
+        if isinstance(one, LoadsInstead):
+            found += one.loaded_instead(f"{plain_name(name)}." if name else "", saved)
+    return found

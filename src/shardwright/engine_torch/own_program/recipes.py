@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Protocol, runtime_checkable
 
@@ -12,8 +12,6 @@ from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.recipes.shown import recipe_text
 
 RECIPE_BYTES = 256
-RECIPE = "delayed.recipe"
-"""How the names of the buffers with a recipe's text end, in a module's state."""
 
 
 @runtime_checkable
@@ -42,3 +40,18 @@ def other_recipe(name: str, theirs: str, ours: str) -> str:
         f"'{name}': the checkpoint is of a module with the recipe '{theirs}', and this one has '{ours}'. Its factors and histories "
         f"would mean something else. Construct the module with the recipe of the checkpoint, or load its weights only."
     )
+
+
+def other_codes(name: str, theirs: str, ours: str) -> str:
+    return (
+        f"'{name}': the checkpoint has weights that rest as the codes of '{theirs}', and this module's are those of '{ours}'. Construct the "
+        f"module with the recipe of the checkpoint, or load its main weights only, by leaving out all names with 'resting.'."
+    )
+
+
+BY_RECIPE: Mapping[str, Callable[[str, str, str], str]] = {
+    "delayed.recipe": other_recipe,
+    "resting.recipe_text": other_codes,
+}
+"""How the names of tensors with a recipe's text end in a module's state, and what is said of that of another recipe: by its name, its text
+and that of the module."""

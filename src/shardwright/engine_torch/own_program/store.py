@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from shardwright.core.findings.patterns import chosen
 from shardwright.engine_torch.io.exchange import RankCarrier, device_of
 from shardwright.engine_torch.own_program.holding import Optimizers
 from shardwright.engine_torch.own_program.moments import NewMoments, moments_of, names_in, new_moments
-from shardwright.engine_torch.own_program.naming import AVERAGE, named_averages, named_in
-from shardwright.engine_torch.own_program.recipes import RECIPE, NoticesLoads, other_recipe, shown
+from shardwright.engine_torch.own_program.naming import AVERAGE, instead_of, named_averages, named_in
+from shardwright.engine_torch.own_program.recipes import BY_RECIPE, NoticesLoads, shown
 from shardwright.engine_torch.own_program.shards import (
     Shards,
     boxes_of,
@@ -65,11 +65,13 @@ class _Job:
     """A load that was compared with the checkpoint and may begin.
 
     ``tied``: tensors by another of their names, under which the checkpoint has them too. ``ids``: of the module's tensors that are loaded.
+    ``take``: what ranks do together with what was read instead of tensors of the module.
     """
 
     tensors: tuple[Shards, ...]
     tied: Mapping[str, Shards]
     moments: NewMoments | None
+    take: tuple[Callable[[], None], ...]
     extra: Mapping[str, Any]
     ids: frozenset[int]
     loaded: Loaded
@@ -227,6 +229,8 @@ def load(
     )
     if job.moments is not None:
         job.moments.take()
+    for take in job.take:
+        take()
     if job.extra:
         module.load_state_dict(dict(job.extra), strict=False)
     for child in module.modules():
@@ -266,12 +270,16 @@ def _compared(
     cast: bool,
 ) -> _Job:
     named, average, values = named_in(module), named_averages(averages), _values_of(checkpoint)
+    others = instead_of(module, checkpoint.tensors)
+    without = {name for one in others for name in one.without}
+    read_besides = {name: tensor for one in others for name, tensor in one.read.items()}
     saved = values.get("optimizer")
     if optimizer is not None and saved is None:
         raise CheckpointError(
             f"{checkpoint.directory}: it has no optimizer's state. Load the module only.", code="SW504"
         )
-    program = {**named.tensors, **average.tensors}
+    tensors = {name: one for name, one in named.tensors.items() if name not in without}
+    program = {**tensors, **read_besides, **average.tensors}
     own_values = {**named.values, **average.values}
     all_names = [*program, *own_values, *(names_in(saved) if optimizer is not None and saved is not None else ())]
     names = chosen(all_names, only)
@@ -286,6 +294,7 @@ def _compared(
         unread={
             *unread,
             *tied.repeated,
+            *(name for one in others for name in one.unread),
             *(name for name in checkpoint.tensors if averages is None and name.startswith(AVERAGE)),
         },
         cast=cast,
@@ -307,7 +316,8 @@ def _compared(
         tensors=(*shards, *(moments.tensors if moments is not None else ())),
         tied=repeated,
         moments=moments,
-        ids=frozenset(id(tensor) for name, tensor in named.tensors.items() if name in names),
+        ids=frozenset(number for number, name in named.ids.items() if name in names),
+        take=tuple(one.take for one in others if one.take is not None and names.issuperset(one.read)),
         extra={named.keys[name]: values["module"][name] for name in wanted_values if name in named.keys},
         loaded=Loaded(
             step=checkpoint.point.step,
@@ -318,13 +328,14 @@ def _compared(
 
 
 def _other_recipes(checkpoint: Checkpoint, program: Mapping[str, torch.Tensor]) -> list[str]:
-    """A line for each module whose recipe is another one than in the checkpoint, where both have delayed amaxes."""
+    """A line for each module whose recipe is another one than in the checkpoint, where both have what only one recipe understands."""
     lines = []
     for name, one in program.items():
-        if name.endswith(RECIPE) and name in checkpoint.tensors and checkpoint.tensors[name].shape == tuple(one.shape):
+        refusal = next((text for ending, text in BY_RECIPE.items() if name.endswith(ending)), None)
+        if refusal is not None and name in checkpoint.tensors and checkpoint.tensors[name].shape == tuple(one.shape):
             theirs = torch.from_numpy(checkpoint.read_box(name, Box.whole(tuple(one.shape))).copy())
             if shown(theirs) != shown(one):
-                lines.append(other_recipe(name, shown(theirs), shown(one)))
+                lines.append(refusal(name, shown(theirs), shown(one)))
     return lines
 
 

@@ -40,7 +40,10 @@ class Codes:
             return self.dense
         own = (*self.shape[:-2], self.shape[-1], self.shape[-2]) if self.turned else self.shape
         found = dequantize(self.quantized, own, self.quantizer, ARRAYS)
-        return found.mT if self.turned else found
+        # In memory as the values of what is quantized after its gather, so that a product adds in the same order: bytes of two codes are made in
+        # rows, and all others where the elements were.
+        packed = self.quantizer.dtype == E2M1
+        return (found.mT.contiguous() if packed else found.mT) if self.turned else found
 
     def kernel(self, planned: KernelName) -> KernelName:
         """The kernel of a product with it: one of codes needs codes."""

@@ -83,7 +83,13 @@ def measured_factor(
     x: torch.Tensor, quantizer: Quantizer, factor: torch.Tensor, contracted_dims: int = 1
 ) -> torch.Tensor:
     """The factor of the elements that a tensor has now; ``factor`` where there are none, or one is not finite."""
-    amax = amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).view(())
+    return factor_from(
+        amax_of(x.detach(), quantizer, ARRAYS, contracted_dims=contracted_dims).view(()), quantizer, factor
+    )
+
+
+def factor_from(amax: torch.Tensor, quantizer: Quantizer, factor: torch.Tensor) -> torch.Tensor:
+    """That of an amax, int32; ``factor`` where it is 0 or not finite."""
     return torch.where((amax > 0) & (amax < INFINITE), factor_of(amax, quantizer, ARRAYS), factor)
 
 

@@ -68,10 +68,10 @@ def recipe_of(recipe: object) -> Recipe | None:
 def _require_no_selection(recipe: Recipe) -> None:
     """Raises InputError for entries that speak of the layers of a model, for weights that are gathered as codes, and for tokens that
     are sent as codes."""
-    if recipe.of_codes:
-        option = "gather_quantized" if recipe.gather_quantized else "rest_quantized"
+    if recipe.gather_quantized:
         raise InputError(
-            f"recipe '{recipe.name}': {option} is true, and these modules quantize weights after they are gathered. Leave it out."
+            f"recipe '{recipe.name}': gather_quantized is true, and these modules gather codes only of weights that rest as codes. Leave it out, "
+            f"or give primary_weights='codes'."
         )
     if recipe.dispatch_quantized:
         raise InputError(

@@ -1,0 +1,316 @@
+"""The tensor type of a weight that rests as codes and scales, on PyTorch's own extension points.
+
+| where | what it is |
+|---|---|
+| at rest | the local tensor of a parameter: the arrays of each copy that products need, and the main weight, if there is one |
+| in use | what ``fully_shard`` gathers: the arrays of the entire dim 0, views of its buffers |
+
+An operation on a weight at rest is one on its main weight: so any optimizer updates it in place, and moments have its dtype. Nothing
+else may read it, but for the module that multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from shardwright.core.findings.errors import InputError
+from shardwright.core.recipes.formats import E2M1
+from shardwright.core.recipes.formula import Quantized, dequantize
+from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Product, Quantizer, Recipe
+from shardwright.engine_torch.io.private import changes_of, elements_of
+from shardwright.engine_torch.precision.arrays import ARRAYS
+from shardwright.engine_torch.precision.coded import Coded
+
+Arrays = Sequence[torch.Tensor]
+"""Codes, scales, and the scale of the tensor where there is one; outputs are dim 0 of the first two."""
+DIM_OF: Mapping[Dim, int] = {"outputs": 0, "inputs": 1}
+"""The dims of a weight."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """A copy of a weight at rest. ``product``: the one that contracts the dim along which its blocks lie."""
+
+    product: Product
+    quantizer: Quantizer
+
+    @property
+    def turned(self) -> bool:
+        """Whether it is the transposed weight that is quantized; at rest its arrays are turned back, outputs first."""
+        return self.product != "output"
+
+    def extent(self, dim: Dim) -> int | None:
+        """The elements of a dim that share a scale; None: all."""
+        return self.quantizer.block.extents(self.product, "weight")[dim]
+
+    def elements(self, dim: Dim) -> int:
+        """The elements of a dim that lie in one byte of codes."""
+        return 2 if self.quantizer.dtype == E2M1 and dim == CONTRACTED[self.product] else 1
+
+    def entire(self) -> frozenset[Dim]:
+        """The dims over which a scale is shared."""
+        return frozenset(dim for dim in DIMS["weight"] if self.extent(dim) is None or self.quantizer.scale.of_tensor)
+
+    def operand(self, weight: torch.Tensor) -> torch.Tensor:
+        """The operand that is quantized, of a weight; and the same back."""
+        return weight.mT if self.turned else weight
+
+    def at_rest(self, quantized: Quantized) -> Arrays:
+        codes, scales, of_tensor = quantized
+        arrays = [self.operand(codes).contiguous(), self.operand(scales).contiguous()]
+        return arrays if of_tensor is None else [*arrays, of_tensor]
+
+    def quantized(self, arrays: Arrays) -> Quantized:
+        """The inverse of ``at_rest``."""
+        codes, scales, *of_tensor = arrays
+        return Quantized(self.operand(codes), self.operand(scales), *(of_tensor or [None]))
+
+    def values(self, arrays: Arrays, shape: Sequence[int]) -> torch.Tensor:
+        """The values of codes, float32, of a weight of ``shape``."""
+        own = shape[::-1] if self.turned else shape
+        return self.operand(dequantize(self.quantized(arrays), own, self.quantizer, ARRAYS))
+
+    def sent(self, number: int) -> bool:
+        """Whether ranks that shard outputs have other elements of an array: codes, and scales of blocks of outputs."""
+        return number == 0 or (number == 1 and self.extent("outputs") is not None)
+
+
+def copies_of(recipe: Recipe) -> tuple[Copy, ...]:
+    """The copies that the products of a recipe need: one, where both quantize the weight alike. None where a product multiplies the
+    weight as it is, or after a transform: codes would not serve that."""
+    products: tuple[Product, Product] = ("output", "input_gradient")
+    copies = [
+        Copy(product=of, quantizer=quantizer)
+        for of in products
+        if (quantizer := recipe.quantizers.get((of, "weight"))) is not None and quantizer.hadamard is None
+    ]
+    if len(copies) < len(products):
+        return ()
+    formats = {(copy.quantizer.dtype, copy.quantizer.scale, copy.quantizer.amax) for copy in copies}
+    extents = [{dim: copy.extent(dim) for dim in DIMS["weight"]} for copy in copies]
+    return tuple(copies[:1] if len(formats) == 1 and extents[0] == extents[1] else copies)
+
+
+def require_copies(recipe: Recipe, label: str) -> None:
+    """Raises InputError for a recipe whose weights no codes serve."""
+    if not copies_of(recipe):
+        raise InputError(
+            f"{label}: under recipe '{recipe.name}' a product multiplies the weight in high precision or after a transform, and codes do not "
+            f"have that. Leave out primary_weights, or quantize the weight in both products."
+        )
+
+
+class Held:
+    """What a weight at rest is made of; all tensors that are it at rest share this. ``arrays``: of each copy; none before the first time that it
+    is quantized. ``main``: the main weight, float32, or None."""
+
+    def __init__(self, label: str, copies: Sequence[Copy], arrays: Sequence[Arrays], main: torch.Tensor | None) -> None:
+        self.label, self.main = label, main
+        self.copies: Sequence[Copy] = tuple(copies)
+        self.arrays: list[Arrays] = list(arrays)
+        self.initial: torch.Tensor | None = None
+        self.written = False
+        self._seen: tuple[int, int] | None = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the main weight has changed since it was quantized, and the codes have not: both have where a checkpoint was read."""
+        if self.main is None or self._seen is None:
+            return False
+        main, codes = self._changes()
+        return self.written or (main != self._seen[0] and codes == self._seen[1])
+
+    def settle(self) -> None:
+        """The codes are those of the main weight."""
+        self.written = False
+        self._seen = None if self.main is None else self._changes()
+
+    def _changes(self) -> tuple[int, int]:
+        assert self.main is not None
+        return changes_of(self.main), changes_of(self.arrays[0][0])
+
+    def values(self, shape: Sequence[int]) -> torch.Tensor:
+        """The main weight, or the values of the codes that products of the forward pass multiply."""
+        return self.main if self.main is not None else self.copies[0].values(self.arrays[0], shape)
+
+
+def coded_weight(
+    held: Held,
+    shape: Sequence[int],
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    in_use: bool = False,
+) -> CodedWeight:
+    """A weight of ``shape`` that consists of this."""
+    make = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportAttributeAccessIssue]
+    weight: CodedWeight = make(CodedWeight, tuple(shape), dtype=dtype, device=device)
+    weight.held, weight.in_use = held, in_use
+    return weight
+
+
+class CodedWeight(torch.Tensor):
+    """A weight as codes and scales. ``held``: at rest; ``in_use``: arrays of the entire dim 0 that ``fully_shard`` gathered."""
+
+    held: Held
+    in_use: bool
+
+    def __repr__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        held = self.held
+        formats = ", ".join(copy.quantizer.dtype for copy in held.copies)
+        return f"CodedWeight({tuple(self.shape)}, {formats}, {'with' if held.main is not None else 'no'} main weight)"
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """That of its codes."""
+        return self.held.arrays[0][0].untyped_storage()
+
+    def coded(self) -> Coded:
+        """It as the products of its module multiply it, with itself as what has the gradient."""
+        copies, arrays = self.held.copies, self.held.arrays
+        outputs, inputs = self.shape
+        second = copies[-1].quantizer
+        return Coded(
+            carrier=self,
+            first=copies[0].quantized(arrays[0]),
+            second=(lambda: copies[1].quantized(arrays[1])) if len(copies) > 1 else None,
+            quantizers=(copies[0].quantizer, second),
+            sizes=(outputs, inputs),
+        )
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> tuple[tuple[torch.Tensor, ...], Any]:
+        """What ``fully_shard`` sends, as bytes: gloo knows no codes, and a group of parameters has one dtype."""
+        del mesh, outer_size, outer_stride, mp_policy
+        # A weight that another module shares is refused where that reads it.
+        getattr(module, "quantize_changed_weights", lambda: None)()
+        arrays = [list(of_copy) for of_copy in self.held.arrays]
+        sent = tuple(as_bytes(arrays[copy][number]) for copy, number in self._sent())
+        return sent, (self.shape, arrays)
+
+    def fsdp_post_all_gather(
+        self,
+        all_gather_outputs: Sequence[torch.Tensor],
+        metadata: Any,
+        param_dtype: torch.dtype,
+        *,
+        out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None:
+        shape, arrays = metadata
+        # In a mesh of one rank it copies the first array only.
+        for (copy, number), gathered in zip(self._sent(), all_gather_outputs, strict=False):
+            arrays[copy][number] = gathered.view(arrays[copy][number].dtype)
+        rows = arrays[0][0].shape[0] * self.held.copies[0].elements("outputs")
+        if out is not None:
+            local = elements_of(out)
+            assert isinstance(local, CodedWeight)
+            local.held.arrays[:] = arrays
+            return None
+        held = Held(self.held.label, self.held.copies, arrays, None)
+        return coded_weight(held, (rows, *shape[1:]), self.device, dtype=param_dtype, in_use=True), ()
+
+    def _sent(self) -> list[tuple[int, int]]:
+        held = self.held
+        return [
+            (number, array)
+            for number, copy in enumerate(held.copies)
+            for array in range(len(held.arrays[number]))
+            if copy.sent(array)
+        ]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        if func in OPERATIONS:
+            return OPERATIONS[func](*args, **(kwargs or {}))
+        written = _written(func, args, kwargs or {})
+        found = func(*tree_map(_main_of(func), tuple(args)), **tree_map(_main_of(func), dict(kwargs or {})))
+        for weight in written:
+            weight.held.written = True
+        return found
+
+
+def as_bytes(array: torch.Tensor) -> torch.Tensor:
+    """A contiguous array's memory; a single number in one row."""
+    return (array if array.dim() else array.view(1)).view(torch.uint8)
+
+
+def _main_of(func: Any) -> Callable[[Any], Any]:
+    def main_of(value: Any) -> Any:
+        if not isinstance(value, CodedWeight):
+            return value
+        if value.held.main is None or value.in_use:
+            raise InputError(
+                f"{value.held.label} rests as codes, and only its module may read it: {func} needs elements. An optimizer needs "
+                f"keep_main_weights(module, optimizer) first; a weight that another module shares, as a tied embedding, needs "
+                f"primary_weights=None."
+            )
+        return value.held.main
+
+    return main_of
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[CodedWeight]:
+    """The weights that an operation changes in place."""
+    named = {argument.name: kwargs.get(argument.name) for argument in func._schema.arguments}
+    named |= {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
+    changed = [
+        named[argument.name]
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [one for one in tree_leaves(changed) if isinstance(one, CodedWeight)]
+
+
+def _again(weight: CodedWeight, shape: Sequence[int] | None = None) -> CodedWeight:
+    shape = weight.shape if shape is None else shape
+    return coded_weight(weight.held, shape, weight.device, dtype=weight.dtype, in_use=weight.in_use)
+
+
+def _seen_as(weight: CodedWeight, shape: Sequence[int], *_: object) -> CodedWeight:
+    # In one row `fully_shard` keeps what it gathers of other tensors. Of this one it never reads that.
+    shape = (weight.numel(),) if tuple(shape) == (-1,) else tuple(shape)
+    assert shape in ((weight.numel(),), tuple(weight.shape)), shape
+    return _again(weight, shape)
+
+
+def _moved(weight: CodedWeight, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> CodedWeight:
+    if dtype not in (None, weight.dtype):
+        raise InputError(
+            f"{weight.held.label} rests as codes, and its main weight is {weight.dtype}: it cannot become {dtype}. For a narrower "
+            f"computation give fully_shard a MixedPrecisionPolicy, or use torch.autocast."
+        )
+    del options
+
+    def moved(one: torch.Tensor) -> torch.Tensor:
+        return one.clone() if device is None else one.to(device, copy=True)
+
+    held = weight.held
+    arrays = [[moved(array) for array in of_copy] for of_copy in held.arrays]
+    copied = Held(held.label, held.copies, arrays, None if held.main is None else moved(held.main))
+    if not held.stale:
+        copied.settle()
+    return coded_weight(copied, weight.shape, arrays[0][0].device, dtype=weight.dtype, in_use=weight.in_use)
+
+
+def _copied(weight: CodedWeight, **_: object) -> CodedWeight:
+    return _moved(weight)
+
+
+_ATEN = torch.ops.aten
+OPERATIONS: Mapping[Any, Callable[..., Any]] = {
+    _ATEN.detach.default: _again,
+    _ATEN.alias.default: _again,
+    _ATEN.view.default: _seen_as,
+    _ATEN.as_strided.default: _seen_as,
+    _ATEN.clone.default: _copied,
+    _ATEN._to_copy.default: _moved,
+}
+"""Those that keep it a weight of codes; every other one is of its main weight."""

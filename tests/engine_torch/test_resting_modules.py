@@ -1,0 +1,393 @@
+"""Modules whose weights rest as codes: beside high precision, under any optimizer, loaded from either, published, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardwright.checkpoint import CheckpointError, DamagedError
+from shardwright.core.recipes.presets import preset
+from shardwright.engine_torch import load, save
+from shardwright.engine_torch.modules import (
+    Embedding,
+    LayerNormMLP,
+    Linear,
+    keep_main_weights,
+    load_published_weights,
+    published_weights,
+    quantized_model_init,
+    update_scales,
+)
+from tests.conftest import ROOT
+from tests.engine_torch.own_resting import refusals_on_ranks, scales_of_experts, trained_bytes
+from tests.engine_torch.ranks import Ranks
+from tests.engine_torch.refused_modules import refusal
+from tests.engine_torch.resting_cases import RestingCase, checked, planned_bytes
+
+COVERING = {RestingCase("fp8-current", "tp"): ("one",)}
+"""And the meshes that load what was saved. ``python -m tests.engine_torch.resting_modules`` has all of them."""
+
+
+@pytest.mark.parametrize("case", COVERING, ids=str)
+def test_codes_on_a_mesh_are_those_of_one_process_and_of_high_precision(
+    eight: Ranks, case: RestingCase, tmp_path: Path
+) -> None:
+    found = checked(case, eight, tmp_path, 2, COVERING[case])
+    assert found.loads == 2 * len(COVERING[case])
+
+
+def resting(recipe: object, *, main: bool = True, width: int = 128, **options: Any) -> LayerNormMLP:
+    torch.manual_seed(3)
+    module = LayerNormMLP(width, width, activation="swiglu", recipe=recipe, primary_weights="codes", **options)
+    module.reset_parameters()
+    if main:
+        keep_main_weights(module)
+    return module
+
+
+def high(recipe: object, width: int = 128) -> LayerNormMLP:
+    torch.manual_seed(3)
+    return LayerNormMLP(width, width, activation="swiglu", recipe=recipe)
+
+
+def bits(module: nn.Module) -> dict[str, bytes]:
+    return {
+        name: one.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for name, one in module.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4", "fp8-row"])
+def test_a_module_multiplies_what_the_same_in_high_precision_quantizes(recipe: str) -> None:
+    ours, theirs = resting(recipe, main=False), high(recipe)
+    x = torch.randn(4, 32, 128)
+    found, needed = x.clone().requires_grad_(), x.clone().requires_grad_()
+    cotangent = torch.randn_like(x)
+    for module, tokens in ((ours, found), (theirs, needed)):
+        module(tokens).backward(cotangent)
+    assert found.grad is not None
+    assert needed.grad is not None
+    assert torch.equal(found.grad, needed.grad)
+    for name, one in theirs.named_parameters():
+        gradient = ours.get_parameter(name).grad
+        assert gradient is not None
+        assert one.grad is not None
+        assert torch.equal(gradient, one.grad), name
+
+
+OPTIMIZERS: Sequence[tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = (
+    (torch.optim.AdamW, {"foreach": True}),
+    (torch.optim.AdamW, {"fused": True}),
+    (torch.optim.Adam, {"weight_decay": 0.1, "amsgrad": True}),
+    (torch.optim.SGD, {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (torch.optim.Adafactor, {}),
+    (torch.optim.RMSprop, {"momentum": 0.5, "centered": True}),
+    (torch.optim.NAdam, {}),
+    (torch.optim.Adagrad, {}),
+)
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=lambda one: getattr(one, "__name__", str(one)))
+def test_any_optimizer_updates_main_weights(kind: Callable[..., torch.optim.Optimizer], options: Any) -> None:
+    ours, theirs = resting("fp8-block", width=64), high("fp8-block", 64)
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    x, optimizers = torch.randn(8, 64), [kind(one.parameters(), lr=1e-2, **options) for one in (ours, theirs)]
+    keep_main_weights(ours, optimizers[0])
+    for _ in range(3):
+        for module, optimizer in zip((ours, theirs), optimizers, strict=True):
+            module(x).square().sum().backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+    found = bits(ours)
+    assert all(found[name] == one for name, one in bits(theirs).items())
+    assert torch.equal(ours(x), theirs(x))
+
+
+def test_main_weights_that_something_else_changes_are_quantized_before_they_are_used() -> None:
+    ours, x = resting("mxfp8"), torch.randn(4, 128)
+    before = ours(x)
+    with torch.no_grad():
+        ours.fc2_weight.mul_(2)
+    assert not torch.equal(ours(x), before)
+    ours.state_dict()["fc2_weight"].div_(2)
+    assert torch.equal(ours(x), before)
+
+
+def test_initial_values_are_preserved_until_main_weights_take_them() -> None:
+    ours, theirs = resting("fp8-current", preserve_high_precision_init_val=True), high("fp8-current")
+    assert torch.equal(ours.state_dict()["fc1_weight"], theirs.fc1_weight)
+    assert not torch.equal(resting("fp8-current").state_dict()["fc1_weight"], theirs.fc1_weight)
+
+
+def test_a_context_constructs_modules_of_codes() -> None:
+    with quantized_model_init(recipe="mxfp8"):
+        inside = [Linear(32, 32), Linear(32, 32, recipe="fp8-row"), Embedding(8, 8)]
+        with quantized_model_init(enabled=False):
+            outside = Linear(32, 32, recipe="mxfp8")
+    assert [getattr(one, "primary_weights", None) for one in (*inside, outside)] == ["codes", "codes", None, None]
+    assert [one.recipe and one.recipe.name for one in inside] == ["mxfp8", "fp8-row", None]
+
+
+def test_a_recipe_may_say_that_weights_rest_as_codes() -> None:
+    assert Linear(32, 32, recipe=replace(preset("mxfp8"), rest_quantized=True)).primary_weights == "codes"
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_a_compiled_module_has_the_gradients_of_codes() -> None:
+    ours, other = resting("mxfp8"), resting("mxfp8")
+    x = torch.randn(4, 128)
+    for module in (torch.compile(ours, backend="eager"), other):
+        module(x).square().sum().backward()
+    for (name, one), needed in zip(ours.named_parameters(), other.parameters(), strict=True):
+        assert one.grad is not None, name
+        assert needed.grad is not None
+        assert torch.equal(one.grad, needed.grad), name
+
+
+def test_a_copy_has_weights_of_its_own() -> None:
+    ours, x = resting("nvfp4"), torch.randn(4, 128)
+    other, before = copy.deepcopy(ours), ours(x)
+    with torch.no_grad():
+        other.fc1_weight.zero_()
+    assert torch.equal(ours(x), before)
+    assert not torch.equal(other(x), before)
+
+
+@pytest.mark.parametrize("door", ["ours", "state dict"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8-current"])
+def test_high_precision_and_codes_are_loaded_from_each_other(recipe: str, door: str, tmp_path: Path) -> None:
+    """The value of a weight, by what is saved and what loads it."""
+    kinds: Mapping[str, Callable[[], LayerNormMLP]] = {
+        "main": lambda: resting(recipe),
+        "codes": lambda: resting(recipe, main=False),
+        "high": lambda: high(recipe),
+    }
+    for number, (saved, wanted) in enumerate((one, other) for one in kinds for other in kinds):
+        source, target = kinds[saved](), kinds[wanted]()
+        with torch.no_grad():
+            for one in target.parameters():
+                one.requires_grad_(False)
+            if saved != "codes":
+                source.fc1_weight.mul_(1.5)
+                source.load_state_dict({key: one for key, one in source.state_dict().items() if "resting" not in key})
+            else:
+                source.load_state_dict({**high(recipe).state_dict(), "fc1_weight": high(recipe).fc1_weight * 1.5})
+        if door == "ours":
+            save(tmp_path / str(number), source, step=1)
+            load(tmp_path / str(number), target)
+        else:
+            target.load_state_dict(source.state_dict())
+        x = torch.randn(2, 128)
+        if (saved, wanted) != ("codes", "high"):
+            assert torch.equal(source(x), target(x)), (saved, wanted)
+        values = target.state_dict().get("fc1_weight")
+        codes = source.resting.copies[0].values(codes_of(source), (128, 128)) if saved == "codes" else None
+        needed = source.state_dict()["fc1_weight"] if codes is None else codes
+        assert values is None or torch.equal(values, needed), (saved, wanted)
+
+
+def codes_of(module: LayerNormMLP) -> Sequence[torch.Tensor]:
+    held = module.resting.held("fc1_weight")
+    assert held is not None
+    return held.arrays[0]
+
+
+def test_a_checkpoint_of_another_recipe_is_refused_and_its_main_weights_are_taken(tmp_path: Path) -> None:
+    source = resting("mxfp8")
+    save(tmp_path, source, step=1)
+    target = resting(preset("mxfp8", scale_calculation_mode="floor"))
+    before = bits(target)
+    with pytest.raises(
+        CheckpointError, match="weights that rest as the codes of 'mxfp8', and this module's are those of 'mxfp8 sc"
+    ):
+        load(tmp_path, target)
+    with pytest.raises(RuntimeError, match="weights that rest as the codes of 'mxfp8'"):
+        target.load_state_dict(source.state_dict())
+    assert bits(target) == before
+    load(tmp_path, target, only=["*weight", "*bias"])
+    x = torch.randn(2, 128)
+    assert torch.equal(target.state_dict()["fc2_weight"], source.state_dict()["fc2_weight"])
+    assert not torch.equal(target(x), source(x))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_flipped_bit_of_codes_is_found(seed: int, tmp_path: Path) -> None:
+    save(tmp_path, resting("mxfp8"), step=1)
+    (data,) = tmp_path.rglob("*.safetensors")
+    damaged, draw = bytearray(data.read_bytes()), random.Random(seed)
+    tensors = json.loads(damaged[8 : 8 + int.from_bytes(damaged[:8], "little")])
+    name = draw.choice(sorted(one for one in tensors if "resting." in one))
+    start, stop = tensors[name]["data_offsets"]
+    damaged[
+        -max(one["data_offsets"][1] for key, one in tensors.items() if key != "__metadata__")
+        + draw.randrange(start, stop)
+    ] ^= 1 << draw.randrange(8)
+    data.write_bytes(bytes(damaged))
+    with pytest.raises(DamagedError, match="resting"):
+        load(tmp_path, resting("mxfp8"))
+
+
+def test_delayed_amaxes_of_main_weights_are_those_of_high_precision() -> None:
+    ours, theirs = resting("fp8-delayed"), high("fp8-delayed")
+    theirs.load_state_dict(ours.state_dict())
+    optimizers = [torch.optim.SGD(one.parameters(), lr=1.0) for one in (ours, theirs)]
+    keep_main_weights(ours, optimizers[0])
+    for number in range(4):
+        x = torch.randn(8, 128, generator=torch.Generator().manual_seed(number))
+        for module in (ours, theirs):
+            module(x).square().sum().backward()
+            update_scales(module)
+        # Codes are made again by the new factors, in the step or in a pass without one.
+        assert torch.equal(ours.eval()(x), theirs.eval()(x)), number
+        for module in (ours, theirs):
+            module.train()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    found = bits(ours)
+    assert all(found[name] == one for name, one in bits(theirs).items())
+
+
+def test_the_published_form_goes_in_and_out() -> None:
+    ours, other = resting("fp8-block", width=256), resting("fp8-block", width=256)
+    ours.load_state_dict({**ours.state_dict(), **{k: v * 3 for k, v in ours.state_dict().items() if k == "fc2_weight"}})
+    tensors = {name: one.clone() for name, one in published_weights(ours).items()}
+    assert sorted(tensors) == [
+        f"{name}_weight{end}" for name in ("fc1_gate", "fc1", "fc2") for end in ("", "_scale_inv")
+    ]
+    tensors["fc2_weight_scale_inv"] *= 1.7  # As others publish them, no power of two.
+    load_published_weights(other, tensors)
+    scales = tensors["fc2_weight_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+    assert torch.equal(other.state_dict()["fc2_weight"], tensors["fc2_weight"].float() * scales)
+    assert all(
+        torch.equal(one.view(torch.uint8), tensors[name].view(torch.uint8))
+        for name, one in published_weights(other).items()
+    )
+    del tensors["fc1_weight"]
+    assert refusal(lambda: load_published_weights(other, tensors)) == (
+        "'fc1_weight' is missing; it must be (256, 256) in torch.float8_e4m3fn."
+    )
+    assert refusal(lambda: published_weights(resting("mxfp8"))).startswith(
+        "LayerNormMLP: 'fc1_weight' rests as codes of float8_e4m3fn in "
+    )
+
+
+def untouched() -> Linear:
+    return Linear(32, 32, recipe="mxfp8", primary_weights="codes", name="up")
+
+
+REFUSED: Sequence[tuple[Callable[[], object], str]] = (
+    (
+        lambda: untouched()(torch.ones(2, 32)),
+        "Linear 'up': 'weight' is to rest as codes, and is in high precision still. Call reset_parameters(defer_init=False) after "
+        "fully_shard; then load.",
+    ),
+    (lambda: Linear(8, 8, primary_weights="fp8"), "Linear: primary_weights is 'fp8'; it must be 'codes' or None."),
+    (
+        lambda: Linear(32, 32, recipe="mxfp8", primary_weights="codes", params_dtype=torch.bfloat16),
+        "Linear: 'weight' is torch.bfloat16, and main weights of codes are float32, as their gradients must be. Leave out params_dtype; "
+        "for a computation in bfloat16 give fully_shard MixedPrecisionPolicy(param_dtype=torch.bfloat16), or use torch.autocast.",
+    ),
+    (
+        lambda: resting("mxfp8", main=False).fc1_weight.add_(1),
+        "LayerNormMLP: 'fc1_weight' rests as codes, and only its module may read it: aten.add_.Tensor needs elements. An optimizer needs "
+        "keep_main_weights(module, optimizer) first; a weight that another module shares, as a tied embedding, needs "
+        "primary_weights=None.",
+    ),
+    (
+        lambda: resting("mxfp8").to(torch.bfloat16),
+        "LayerNormMLP: 'fc1_weight' rests as codes, and its main weight is torch.float32: it cannot become torch.bfloat16. For a narrower "
+        "computation give fully_shard a MixedPrecisionPolicy, or use torch.autocast.",
+    ),
+    (
+        lambda: keep_main_weights(untouched()),
+        "Linear 'up': 'weight' is to rest as codes, and is in high precision still. "
+        "Call reset_parameters(defer_init=False) after fully_shard; then load.",
+    ),
+)
+
+
+@pytest.mark.parametrize(("do", "text"), REFUSED)
+def test_what_codes_cannot_do_is_refused(do: Callable[[], object], text: str) -> None:
+    with torch.no_grad():
+        assert refusal(do) == text
+
+
+REFUSED_ON_RANKS: Mapping[str, str] = {
+    "blocks": "Linear: 'weight' (64, 128): 4 ranks shard dim 0, which is 64, and 'mxfp8' has blocks of 32 along it, which no shard may "
+    "divide where weights rest as codes. Take 128, fewer ranks, or leave out primary_weights.",
+    "weight_mesh": "Linear: 'weight': weight_mesh has the ranks [0, 1, 2, 3], and those that shard it are [0, 1]: FSDP and tp as one "
+    "dim, without replicas. Give these, or leave weight_mesh out: they follow from the placement.",
+    "dim 1": "Linear: 'weight': fully_shard shards dim 1 of it, by a shard_placement_fn, and codes are gathered along dim 0. Shard dim 0, "
+    "or leave out primary_weights.",
+    "replicas": "resting.weight_codes",
+    "tied": "Linear: 'weight' rests as codes, and only its module may read it",
+}
+
+
+def test_what_a_mesh_cannot_have_is_refused_on_every_rank(eight: Ranks, tmp_path: Path) -> None:
+    for rank, found in enumerate(eight.first(4).run(refusals_on_ranks, str(tmp_path))):
+        assert found.keys() == REFUSED_ON_RANKS.keys()
+        for name, text in REFUSED_ON_RANKS.items():
+            assert text in found[name].replace("[2, 3]: FSDP", "[0, 1]: FSDP"), (rank, name, found[name])
+
+
+def test_experts_of_other_ranks_have_scales_of_their_own(eight: Ranks) -> None:
+    first, second = ([one / 448, 2 * one / 448] for one in (1.0, 2.0))
+    assert eight.first(4).run(scales_of_experts) == [pytest.approx(one) for one in (first, first, second, second)]
+
+
+SAVING = """
+import sys
+from shardwright.engine_torch import save
+from tests.engine_torch.test_resting_modules import resting
+module = resting("mxfp8")
+for step in range(1, 200):
+    module.load_state_dict({name: one * 1.01 for name, one in module.state_dict().items() if name == "fc1_weight"}, strict=False)
+    save(sys.argv[1], module, step=step)
+    print(step, flush=True)
+"""
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("seed", range(4))
+def test_a_save_that_is_killed_leaves_the_one_before(seed: int, tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", SAVING, str(tmp_path)], stdout=subprocess.PIPE, cwd=ROOT)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(random.Random(seed).random())
+    process.kill()
+    done = 1 + len(process.communicate()[0].splitlines())
+    target = resting("mxfp8")
+    step = load(tmp_path, target).step
+    assert step in (done, done + 1)
+    needed = resting("mxfp8")
+    for _ in range(step):
+        scaled = needed.state_dict()["fc1_weight"] * 1.01
+        needed.load_state_dict({"fc1_weight": scaled}, strict=False)
+    assert bits(target) == bits(needed)
+
+
+@pytest.mark.parametrize("recipe", ["fp8-block", "mxfp8"])
+def test_what_is_gathered_is_what_the_plan_says(eight: Ranks, recipe: str) -> None:
+    planned = planned_bytes(recipe, 512, 1792, 256, 2)
+    for gathers, at_rest in eight.first(2).run(trained_bytes, recipe, 512, 1792, 256):
+        assert gathers == [planned.gathered] * 2
+        assert at_rest == planned.at_rest
+    elements = 2 * 512 * 512 + 2 * 256 * 512 + 3 * 1792 * 512
+    if recipe == "fp8-block":
+        assert planned.gathered <= 1.02 * elements
