@@ -21,8 +21,9 @@ RECIPES = ("mxfp8", "fp8-block", "fp8-row", "fp8-current", POWER_OF_TWO, "fp8-de
 ON_MESHES = [kind for kind in MESHES if kind != "one"]
 MANY_STEPS = 10
 HEAD = 128
-OWN_ORDER = 2**-4
-"""How far another mesh may move an output: sums are added in another order, which may move a code to its neighbour."""
+OWN_ORDER, MEASURED = 2**-4, 2**-3
+"""How far another mesh may move an output: sums are added in another order, which may move a code to its neighbour. Factors of earlier steps
+are measured anew where another number of ranks has tokens, which moves the codes of both operands."""
 
 
 class RestingCase(NamedTuple):
@@ -64,7 +65,7 @@ def checked(case: RestingCase, eight: Ranks, folder: Path, num: int, onto: Seque
         for door in DOORS:
             same_tensors(folder / "ours", folder / f"{door} on {kind}")
             loads += 1
-    assert max(moved) <= OWN_ORDER, (str(case), max(moved))
+    assert max(moved) <= (MEASURED if case.recipe == "fp8-delayed" else OWN_ORDER), (str(case), max(moved))
     return Checked(codes=codes, loads=loads, moved=max(moved))
 
 

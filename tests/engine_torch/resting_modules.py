@@ -34,7 +34,7 @@ In each case
 - a save, by `save` and by `torch.distributed.checkpoint`, is loaded onto each of these meshes and in one process, and what was loaded is saved again: codes,
   scales, main weights, moments and delayed scaling have the bits of the first save, in so many loads;
 - on the same mesh the next output has the same bits. The last column is how far another mesh moves it, as a share of its norm: ranks add sums in
-  another order, which may move a code to its neighbour.
+  another order, which may move a code to its neighbour; and `fp8-delayed` measures factors anew where another number of ranks has tokens.
 
 `python -m tests.engine_torch.resting_modules` measures all again and writes this page, as part of `make test-all`.
 
