@@ -101,16 +101,16 @@ def built(kind: str, recipe: str, *, codes: bool = True, width: int | None = Non
     at = place(kind)
     options: dict[str, Any] = {"recipe": WITH_OPTIONS.get(recipe, recipe), "device": "meta"}
     module = Layers(width or width_of(recipe), **options, **({"primary_weights": "codes"} if codes else {}))
-    parallel = [one for one in module.modules() if isinstance(one, ParallelModule)]
-    for one in parallel:
+    parallel = [part for part in module.modules() if isinstance(part, ParallelModule)]
+    for part in parallel:
         if at.tp is not None:
-            one.set_device_mesh(at.tp, amax_group=dist.group.WORLD if recipe == "fp8-delayed" else None)
+            part.set_device_mesh(at.tp, amax_group=dist.group.WORLD if recipe == "fp8-delayed" else None)
     if at.data is not None:
-        for one in parallel:
-            fully_shard(one, mesh=at.data)
+        for part in parallel:
+            fully_shard(part, mesh=at.data)
         fully_shard(module, mesh=at.data)
-    for one in parallel:
-        one.reset_parameters(defer_init=False)
+    for part in parallel:
+        part.reset_parameters(defer_init=False)
     return module, at
 
 
@@ -131,13 +131,16 @@ def stepped(module: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor
     """The output, and this rank's gradients."""
     y = module(x)
     y.square().mean().backward()
-    found = [y.detach().clone(), *(_local(one.grad) for one in module.parameters() if one.grad is not None)]
-    assert len(found) == 1 + len(list(module.parameters()))
+    tensors = [
+        y.detach().clone(),
+        *(_local(parameter.grad) for parameter in module.parameters() if parameter.grad is not None),
+    ]
+    assert len(tensors) == 1 + len(list(module.parameters()))
     nn.utils.clip_grad_norm_(module.parameters(), 1.0)
     update_scales(module)
     optimizer.step()
     optimizer.zero_grad()
-    return found
+    return tensors
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -156,12 +159,12 @@ def trained(kind: str, recipe: str, folder: str, num: int) -> tuple[list[str], n
     other, _ = built(kind, recipe, codes=False)
     other.load_state_dict(module.state_dict())
     # Values of codes may have other codes, where scales are no powers of two.
-    module.load_state_dict({name: one for name, one in module.state_dict().items() if "resting." not in name})
+    module.load_state_dict({name: tensor for name, tensor in module.state_dict().items() if "resting." not in name})
     beside = adamw(other)
     for number in range(num):
         x = tokens(number, at.tokens_of, width)
         pairs = zip(stepped(module, optimizer, x), stepped(other, beside, x), strict=True)
-        wrong += [f"step {number}, tensor {place}" for place, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
+        wrong += [f"step {number}, tensor {index}" for index, (a, b) in enumerate(pairs) if not torch.equal(a, b)]
     save(f"{folder}/ours", module, optimizer, step=2)
     weights, state = get_state_dict(module, optimizer)
     save_by_dcp({"model": weights, "optim": state}, checkpoint_id=f"{folder}/dcp")
@@ -170,7 +173,7 @@ def trained(kind: str, recipe: str, folder: str, num: int) -> tuple[list[str], n
 
 def resumed(kind: str, recipe: str, folder: str, num: int) -> list[np.ndarray]:
     """The output of the step after a load through each door; what each has loaded is saved again."""
-    found = []
+    outputs = []
     for door in DOORS:
         module, _ = built(kind, recipe)
         optimizer = adamw(module)
@@ -182,8 +185,8 @@ def resumed(kind: str, recipe: str, folder: str, num: int) -> list[np.ndarray]:
             load_by_dcp({"model": weights, "optim": state}, checkpoint_id=f"{folder}/dcp")
             set_state_dict(module, optimizer, model_state_dict=weights, optim_state_dict=state)
         save(f"{folder}/{door} on {kind}", module, optimizer, step=2)
-        found.append(stepped(module, optimizer, tokens(num, 0, width_of(recipe)))[0].numpy())
-    return found
+        outputs.append(stepped(module, optimizer, tokens(num, 0, width_of(recipe)))[0].numpy())
+    return outputs
 
 
 def first_codes(recipe: str, folder: str) -> None:
@@ -195,7 +198,7 @@ def refusals_on_ranks(folder: str) -> Mapping[str, str]:
     """What four ranks are told."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "data"))
     world = init_device_mesh("cpu", (4,), mesh_dim_names=("data",))
-    found: dict[str, str] = {}
+    refused: dict[str, str] = {}
 
     def linear(outputs: int, mesh: DeviceMesh, **options: Any) -> Linear:
         torch.manual_seed(1)
@@ -204,9 +207,9 @@ def refusals_on_ranks(folder: str) -> Mapping[str, str]:
         fully_shard(layer, mesh=mesh, **options)
         return layer
 
-    found["blocks"] = message(linear(64, world).reset_parameters)
-    found["weight_mesh"] = message(linear(128, mesh, weight_mesh=world).reset_parameters)
-    found["dim 1"] = message(linear(128, world, shard_placement_fn=lambda _: Shard(1)).reset_parameters)
+    refused["blocks"] = message(linear(64, world).reset_parameters)
+    refused["weight_mesh"] = message(linear(128, mesh, weight_mesh=world).reset_parameters)
+    refused["dim 1"] = message(linear(128, world, shard_placement_fn=lambda _: Shard(1)).reset_parameters)
     layer = linear(128, mesh)
     layer.reset_parameters()
     if dist.get_rank() == 3:
@@ -215,15 +218,15 @@ def refusals_on_ranks(folder: str) -> Mapping[str, str]:
     try:
         save(f"{folder}/unequal", layer, step=1)
     except CheckpointError as error:
-        found["replicas"] = str(error)
+        refused["replicas"] = str(error)
     torch.manual_seed(1)
     head = Linear(128, 128, bias=False, recipe="mxfp8", primary_weights="codes")
     tied = nn.Sequential(nn.Embedding(128, 128), head)
     tied[0].weight = head.weight
     fully_shard(tied, mesh=world)
     head.reset_parameters()
-    found["tied"] = message(tied, torch.zeros(2, 4, dtype=torch.int64))
-    return found
+    refused["tied"] = message(tied, torch.zeros(2, 4, dtype=torch.int64))
+    return refused
 
 
 def scales_of_experts() -> list[float]:
@@ -233,19 +236,19 @@ def scales_of_experts() -> list[float]:
     largest = 1.0 + mesh["experts"].get_local_rank()
     options: dict[str, Any] = {"recipe": "fp8-current", "primary_weights": "codes", "device": "meta"}
     experts = GroupedLinear(
-        2, 32, 32, bias=False, init_method=lambda one: one.copy_(largest * torch.eye(32)), **options
+        2, 32, 32, bias=False, init_method=lambda tensor: tensor.copy_(largest * torch.eye(32)), **options
     )
     fully_shard(experts, mesh=mesh["shards"])
     experts.reset_parameters()
     optimizer = torch.optim.SGD(experts.parameters(), lr=0.0, weight_decay=0.0)
     keep_main_weights(experts, optimizer)
-    found = [float(_local(experts.state_dict()["resting.weight1_scales"]))]
+    scales = [float(_local(experts.state_dict()["resting.weight1_scales"]))]
     with torch.no_grad():
         # The largest element is on one rank of the two.
         elements = experts.state_dict()["weight1"].to_local()
         elements[-1, -1] *= 1 + mesh["shards"].get_local_rank()
     experts(torch.ones(4, 32), [2, 2]).sum().backward()
-    return [*found, float(_local(experts.state_dict()["resting.weight1_scales"]))]
+    return [*scales, float(_local(experts.state_dict()["resting.weight1_scales"]))]
 
 
 class Matrices(nn.Sequential):
@@ -279,8 +282,8 @@ def trained_bytes(recipe: str, width: int, hidden: int, kv_width: int) -> tuple[
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
         block(x).backward()
     events = profiled.events() or ()
-    gathers = [one.input_shapes[0][0] for one in events if one.name == "c10d::_allgather_base_"]
+    gathers = [event.input_shapes[0][0] for event in events if event.name == "c10d::_allgather_base_"]
     at_rest = sum(
-        _local(one).nbytes for layer in block for name, one in layer.state_dict().items() if name.endswith(ARRAYS)
+        _local(tensor).nbytes for layer in block for name, tensor in layer.state_dict().items() if name.endswith(ARRAYS)
     )
     return gathers, at_rest

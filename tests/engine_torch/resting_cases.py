@@ -34,7 +34,7 @@ class RestingCase(NamedTuple):
         return f"{self.recipe} {self.kind}"
 
 
-CASES = [RestingCase(*one) for one in product(RECIPES, ON_MESHES)]
+CASES = [RestingCase(*pair) for pair in product(RECIPES, ON_MESHES)]
 
 
 class Checked(NamedTuple):
@@ -56,9 +56,9 @@ def checked(case: RestingCase, eight: Ranks, folder: Path, num: int, onto: Seque
     codes = same_tensors(folder / "first", folder / "alone")
     moved, loads = [0.0], 0
     for kind in onto:
-        for rank, found in enumerate(on_ranks(kind, eight).run(resumed, kind, case.recipe, str(folder), num)):
+        for rank, outputs in enumerate(on_ranks(kind, eight).run(resumed, kind, case.recipe, str(folder), num)):
             needed = answers[rank % len(answers)][1]
-            for output in found:
+            for output in outputs:
                 if kind == case.kind:
                     np.testing.assert_array_equal(output, needed)
                 moved.append(float(np.linalg.norm(output - needed) / np.linalg.norm(needed)))
@@ -74,14 +74,14 @@ def on_ranks(kind: str, eight: Ranks) -> Ranks:
     return eight.first(num)
 
 
-def same_tensors(found: Path, needed: Path) -> int:
+def same_tensors(first: Path, second: Path) -> int:
     """The number of tensors of two checkpoints, which must have equal names and bits."""
-    ours, theirs = (open_newest(one) for one in (found, needed))
+    ours, theirs = (open_newest(checkpoint) for checkpoint in (first, second))
     assert ours.tensors.keys() == theirs.tensors.keys(), ours.tensors.keys() ^ theirs.tensors.keys()
     for name, info in ours.tensors.items():
         box = Box.whole(tuple(info.shape))
-        pair = [one.read_boxes(name, [box], raw=True)[0].tobytes() for one in (ours, theirs)]
-        assert pair[0] == pair[1], (name, str(found))
+        pair = [checkpoint.read_boxes(name, [box], raw=True)[0].tobytes() for checkpoint in (ours, theirs)]
+        assert pair[0] == pair[1], (name, str(first))
     return len(ours.tensors)
 
 
@@ -116,10 +116,12 @@ def planned_bytes(recipe: str, width: int, hidden: int, kv_width: int, ranks: in
     )
     plan = sw.make_plan(request)
     assert not plan.errors, plan.errors
-    gathers = [one for one in plan.collectives if one.kind == "all-gather" and one.dtype == "uint8"]
+    gathers = [gather for gather in plan.collectives if gather.kind == "all-gather" and gather.dtype == "uint8"]
     at_rest = 0
     for array in (array for weight in plan.quantized for copy in weight.copies for array in copy.arrays):
         itemsize = 1 if "8" in array.dtype else 4
         shards = plan.mesh.size(array.at_rest.axes)
         at_rest += int(np.prod(list(array.shape.values()), initial=1)) * itemsize // shards
-    return PlannedBytes(gathered=sum(one.bytes_per_device * one.count_per_step for one in gathers), at_rest=at_rest)
+    return PlannedBytes(
+        gathered=sum(gather.bytes_per_device * gather.count_per_step for gather in gathers), at_rest=at_rest
+    )

@@ -28,7 +28,7 @@ All [modules](modules.md) that multiply, column-parallel, row-parallel and repli
 
 In each case
 
-- codes and scales after `reset_parameters` have the bits of one process: so many tensors;
+- the state after `reset_parameters`, codes and scales included, has the bits of one process: so many tensors;
 - in {MANY_STEPS} steps of AdamW with clipping, outputs and gradients have the bits of modules with the same main weights, which are gathered in
   high precision and quantized after;
 - a save, by `save` and by `torch.distributed.checkpoint`, is loaded onto each of these meshes and in one process, and what was loaded is saved again: codes,
@@ -38,7 +38,7 @@ In each case
 
 `python -m tests.engine_torch.resting_modules` measures all again and writes this page, as part of `make test-all`.
 
-| recipe | mesh | tensors of codes | loads | next output moved |
+| recipe | mesh | tensors | loads | next output moved |
 |---|---|---:|---:|---:|
 """
 
@@ -60,10 +60,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", default="")
     parser.add_argument("--missing", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     lines = kept()
     named = {**{str(case): case for case in CASES}, **{f"bytes {recipe}": recipe for recipe in OF_BYTES}}
-    wanted = {name: one for name, one in named.items() if given.only in name and not (given.missing and name in lines)}
+    wanted = {
+        name: case for name, case in named.items() if options.only in name and not (options.missing and name in lines)
+    }
     start, wrong = time.monotonic(), False
     ranks = Ranks(8, in_group, limit_s=1200)
     try:
@@ -85,8 +87,8 @@ def measured(case: RestingCase | str, ranks: Ranks) -> str:
     """A line of the page."""
     if isinstance(case, RestingCase):
         with tempfile.TemporaryDirectory() as folder:
-            found = checked(case, ranks, Path(folder), MANY_STEPS, list(MESHES))
-        return f"| `{case.recipe}` | {case.kind} | {found.codes} | {found.loads} | {found.moved:.1e} |\n"
+            result = checked(case, ranks, Path(folder), MANY_STEPS, list(MESHES))
+        return f"| `{case.recipe}` | {case.kind} | {result.codes} | {result.loads} | {result.moved:.1e} |\n"
     planned = planned_bytes(case, *LLAMA3_8B, 2)
     for gathers, at_rest in ranks.first(2).run(trained_bytes, case, *LLAMA3_8B):
         assert gathers == [planned.gathered] * 2, (gathers, planned)
@@ -101,8 +103,10 @@ def kept() -> dict[str, str]:
     """The lines of the page."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
     names = {*map(str, CASES), *(f"bytes {recipe}" for recipe in OF_BYTES)}
-    found = {" ".join(cell.strip(" `") for cell in one.split("|")[1:3]): one for one in text.splitlines(keepends=True)}
-    return {name: one for name, one in found.items() if name in names}
+    by_name = {
+        " ".join(cell.strip(" `") for cell in line.split("|")[1:3]): line for line in text.splitlines(keepends=True)
+    }
+    return {name: line for name, line in by_name.items() if name in names}
 
 
 def keep(lines: dict[str, str]) -> None:

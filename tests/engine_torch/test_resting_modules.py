@@ -44,8 +44,8 @@ COVERING = {RestingCase("fp8-current", "tp"): ("one",)}
 def test_codes_on_a_mesh_are_those_of_one_process_and_of_high_precision(
     eight: Ranks, case: RestingCase, tmp_path: Path
 ) -> None:
-    found = checked(case, eight, tmp_path, 2, COVERING[case])
-    assert found.loads == 2 * len(COVERING[case])
+    result = checked(case, eight, tmp_path, 2, COVERING[case])
+    assert result.loads == 2 * len(COVERING[case])
 
 
 def resting(recipe: object, *, main: bool = True, width: int = 128, **options: Any) -> LayerNormMLP:
@@ -64,8 +64,8 @@ def high(recipe: object, width: int = 128) -> LayerNormMLP:
 
 def bits(module: nn.Module) -> dict[str, bytes]:
     return {
-        name: one.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        for name, one in module.state_dict().items()
+        name: tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for name, tensor in module.state_dict().items()
     }
 
 
@@ -73,18 +73,18 @@ def bits(module: nn.Module) -> dict[str, bytes]:
 def test_a_module_multiplies_what_the_same_in_high_precision_quantizes(recipe: str) -> None:
     ours, theirs = resting(recipe, main=False), high(recipe)
     x = torch.randn(4, 32, 128)
-    found, needed = x.clone().requires_grad_(), x.clone().requires_grad_()
+    tokens_of_codes, tokens_of_values = x.clone().requires_grad_(), x.clone().requires_grad_()
     cotangent = torch.randn_like(x)
-    for module, tokens in ((ours, found), (theirs, needed)):
+    for module, tokens in ((ours, tokens_of_codes), (theirs, tokens_of_values)):
         module(tokens).backward(cotangent)
-    assert found.grad is not None
-    assert needed.grad is not None
-    assert torch.equal(found.grad, needed.grad)
-    for name, one in theirs.named_parameters():
+    assert tokens_of_codes.grad is not None
+    assert tokens_of_values.grad is not None
+    assert torch.equal(tokens_of_codes.grad, tokens_of_values.grad)
+    for name, parameter in theirs.named_parameters():
         gradient = ours.get_parameter(name).grad
         assert gradient is not None
-        assert one.grad is not None
-        assert torch.equal(gradient, one.grad), name
+        assert parameter.grad is not None
+        assert torch.equal(gradient, parameter.grad), name
 
 
 OPTIMIZERS: Sequence[tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = (
@@ -99,12 +99,12 @@ OPTIMIZERS: Sequence[tuple[type[torch.optim.Optimizer], Mapping[str, Any]]] = (
 )
 
 
-@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=lambda one: getattr(one, "__name__", str(one)))
+@pytest.mark.parametrize(("kind", "options"), OPTIMIZERS, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_any_optimizer_updates_main_weights(kind: Callable[..., torch.optim.Optimizer], options: Any) -> None:
     ours, theirs = resting("fp8-block", width=64), high("fp8-block", 64)
     theirs.load_state_dict(ours.state_dict())
     ours.load_state_dict(theirs.state_dict())
-    x, optimizers = torch.randn(8, 64), [kind(one.parameters(), lr=1e-2, **options) for one in (ours, theirs)]
+    x, optimizers = torch.randn(8, 64), [kind(module.parameters(), lr=1e-2, **options) for module in (ours, theirs)]
     keep_main_weights(ours, optimizers[0])
     for _ in range(3):
         for module, optimizer in zip((ours, theirs), optimizers, strict=True):
@@ -112,8 +112,8 @@ def test_any_optimizer_updates_main_weights(kind: Callable[..., torch.optim.Opti
             nn.utils.clip_grad_norm_(module.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-    found = bits(ours)
-    assert all(found[name] == one for name, one in bits(theirs).items())
+    bits_of_codes = bits(ours)
+    assert all(bits_of_codes[name] == array for name, array in bits(theirs).items())
     assert torch.equal(ours(x), theirs(x))
 
 
@@ -138,8 +138,8 @@ def test_a_context_constructs_modules_of_codes() -> None:
         inside = [Linear(32, 32), Linear(32, 32, recipe="fp8-row"), Embedding(8, 8)]
         with quantized_model_init(enabled=False):
             outside = Linear(32, 32, recipe="mxfp8")
-    assert [getattr(one, "primary_weights", None) for one in (*inside, outside)] == ["codes", "codes", None, None]
-    assert [one.recipe and one.recipe.name for one in inside] == ["mxfp8", "fp8-row", None]
+    assert [getattr(module, "primary_weights", None) for module in (*inside, outside)] == ["codes", "codes", None, None]
+    assert [module.recipe and module.recipe.name for module in inside] == ["mxfp8", "fp8-row", None]
 
 
 def test_a_recipe_may_say_that_weights_rest_as_codes() -> None:
@@ -152,10 +152,10 @@ def test_a_compiled_module_has_the_gradients_of_codes() -> None:
     x = torch.randn(4, 128)
     for module in (torch.compile(ours, backend="eager"), other):
         module(x).square().sum().backward()
-    for (name, one), needed in zip(ours.named_parameters(), other.parameters(), strict=True):
-        assert one.grad is not None, name
+    for (name, parameter), needed in zip(ours.named_parameters(), other.parameters(), strict=True):
+        assert parameter.grad is not None, name
         assert needed.grad is not None
-        assert torch.equal(one.grad, needed.grad), name
+        assert torch.equal(parameter.grad, needed.grad), name
 
 
 def test_a_copy_has_weights_of_its_own() -> None:
@@ -176,14 +176,16 @@ def test_high_precision_and_codes_are_loaded_from_each_other(recipe: str, door: 
         "codes": lambda: resting(recipe, main=False),
         "high": lambda: high(recipe),
     }
-    for number, (saved, wanted) in enumerate((one, other) for one in kinds for other in kinds):
+    for number, (saved, wanted) in enumerate((kind, wanted_kind) for kind in kinds for wanted_kind in kinds):
         source, target = kinds[saved](), kinds[wanted]()
         with torch.no_grad():
-            for one in target.parameters():
-                one.requires_grad_(False)
+            for parameter in target.parameters():
+                parameter.requires_grad_(False)
             if saved != "codes":
                 source.fc1_weight.mul_(1.5)
-                source.load_state_dict({key: one for key, one in source.state_dict().items() if "resting" not in key})
+                source.load_state_dict(
+                    {key: tensor for key, tensor in source.state_dict().items() if "resting" not in key}
+                )
             else:
                 source.load_state_dict({**high(recipe).state_dict(), "fc1_weight": high(recipe).fc1_weight * 1.5})
         if door == "ours":
@@ -230,10 +232,10 @@ def test_a_flipped_bit_of_codes_is_found(seed: int, tmp_path: Path) -> None:
     (data,) = tmp_path.rglob("*.safetensors")
     damaged, draw = bytearray(data.read_bytes()), random.Random(seed)
     tensors = json.loads(damaged[8 : 8 + int.from_bytes(damaged[:8], "little")])
-    name = draw.choice(sorted(one for one in tensors if "resting." in one))
+    name = draw.choice(sorted(entry for entry in tensors if "resting." in entry))
     start, stop = tensors[name]["data_offsets"]
     damaged[
-        -max(one["data_offsets"][1] for key, one in tensors.items() if key != "__metadata__")
+        -max(entry["data_offsets"][1] for key, entry in tensors.items() if key != "__metadata__")
         + draw.randrange(start, stop)
     ] ^= 1 << draw.randrange(8)
     data.write_bytes(bytes(damaged))
@@ -244,7 +246,7 @@ def test_a_flipped_bit_of_codes_is_found(seed: int, tmp_path: Path) -> None:
 def test_delayed_amaxes_of_main_weights_are_those_of_high_precision() -> None:
     ours, theirs = resting("fp8-delayed"), high("fp8-delayed")
     theirs.load_state_dict(ours.state_dict())
-    optimizers = [torch.optim.SGD(one.parameters(), lr=0.5) for one in (ours, theirs)]
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.5) for module in (ours, theirs)]
     keep_main_weights(ours, optimizers[0])
     for number in range(4):
         x = torch.randn(8, 128, generator=torch.Generator().manual_seed(number))
@@ -258,14 +260,14 @@ def test_delayed_amaxes_of_main_weights_are_those_of_high_precision() -> None:
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    found = bits(ours)
-    assert all(found[name] == one for name, one in bits(theirs).items())
+    bits_of_codes = bits(ours)
+    assert all(bits_of_codes[name] == array for name, array in bits(theirs).items())
 
 
 def test_the_published_form_goes_in_and_out() -> None:
     ours, other = resting("fp8-block", width=256), resting("fp8-block", width=256)
     ours.load_state_dict({**ours.state_dict(), **{k: v * 3 for k, v in ours.state_dict().items() if k == "fc2_weight"}})
-    tensors = {name: one.clone() for name, one in published_weights(ours).items()}
+    tensors = {name: tensor.clone() for name, tensor in published_weights(ours).items()}
     assert sorted(tensors) == [
         f"{name}_weight{end}" for name in ("fc1_gate", "fc1", "fc2") for end in ("", "_scale_inv")
     ]
@@ -274,8 +276,8 @@ def test_the_published_form_goes_in_and_out() -> None:
     scales = tensors["fc2_weight_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
     assert torch.equal(other.state_dict()["fc2_weight"], tensors["fc2_weight"].float() * scales)
     assert all(
-        torch.equal(one.view(torch.uint8), tensors[name].view(torch.uint8))
-        for name, one in published_weights(other).items()
+        torch.equal(tensor.view(torch.uint8), tensors[name].view(torch.uint8))
+        for name, tensor in published_weights(other).items()
     )
     del tensors["fc1_weight"]
     assert refusal(lambda: load_published_weights(other, tensors)) == (
@@ -340,15 +342,17 @@ REFUSED_ON_RANKS: Mapping[str, str] = {
 
 
 def test_what_a_mesh_cannot_have_is_refused_on_every_rank(eight: Ranks, tmp_path: Path) -> None:
-    for rank, found in enumerate(eight.first(4).run(refusals_on_ranks, str(tmp_path))):
-        assert found.keys() == REFUSED_ON_RANKS.keys()
+    for rank, refused in enumerate(eight.first(4).run(refusals_on_ranks, str(tmp_path))):
+        assert refused.keys() == REFUSED_ON_RANKS.keys()
         for name, text in REFUSED_ON_RANKS.items():
-            assert text in found[name].replace("[2, 3]: FSDP", "[0, 1]: FSDP"), (rank, name, found[name])
+            assert text in refused[name].replace("[2, 3]: FSDP", "[0, 1]: FSDP"), (rank, name, refused[name])
 
 
 def test_experts_of_other_ranks_have_scales_of_their_own(eight: Ranks) -> None:
-    first, second = ([one / 448, 2 * one / 448] for one in (1.0, 2.0))
-    assert eight.first(4).run(scales_of_experts) == [pytest.approx(one) for one in (first, first, second, second)]
+    first, second = ([largest / 448, 2 * largest / 448] for largest in (1.0, 2.0))
+    assert eight.first(4).run(scales_of_experts) == [
+        pytest.approx(largest) for largest in (first, first, second, second)
+    ]
 
 
 SAVING = """
@@ -357,7 +361,7 @@ from shardwright.engine_torch import save
 from tests.engine_torch.test_resting_modules import resting
 module = resting("mxfp8")
 for step in range(1, 200):
-    module.load_state_dict({name: one * 1.01 for name, one in module.state_dict().items() if name == "fc1_weight"}, strict=False)
+    module.load_state_dict({name: tensor * 1.01 for name, tensor in module.state_dict().items() if name == "fc1_weight"}, strict=False)
     save(sys.argv[1], module, step=step)
     print(step, flush=True)
 """

@@ -72,8 +72,8 @@ class Copy:
 
     def values(self, arrays: Arrays, shape: Sequence[int]) -> torch.Tensor:
         """The values of codes, float32, of a weight of ``shape``."""
-        own = shape[::-1] if self.turned else shape
-        return self.operand(dequantize(self.quantized(arrays), own, self.quantizer, ARRAYS))
+        turned_shape = shape[::-1] if self.turned else shape
+        return self.operand(dequantize(self.quantized(arrays), turned_shape, self.quantizer, ARRAYS))
 
     def sent(self, number: int) -> bool:
         """Whether ranks that shard outputs have other elements of an array: codes, and scales of blocks of outputs."""
@@ -231,10 +231,10 @@ class CodedWeight(torch.Tensor):
         if func in OPERATIONS:
             return OPERATIONS[func](*args, **(kwargs or {}))
         written = _written(func, args, kwargs or {})
-        found = func(*tree_map(_main_of(func), tuple(args)), **tree_map(_main_of(func), dict(kwargs or {})))
+        result = func(*tree_map(_main_of(func), tuple(args)), **tree_map(_main_of(func), dict(kwargs or {})))
         for weight in written:
             weight.held.written = True
-        return found
+        return result
 
 
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
@@ -266,7 +266,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
         for argument in func._schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    return [one for one in tree_leaves(changed) if isinstance(one, CodedWeight)]
+    return [weight for weight in tree_leaves(changed) if isinstance(weight, CodedWeight)]
 
 
 def _again(weight: CodedWeight, shape: Sequence[int] | None = None) -> CodedWeight:
@@ -289,8 +289,8 @@ def _moved(weight: CodedWeight, *, dtype: torch.dtype | None = None, device: Any
         )
     del options
 
-    def moved(one: torch.Tensor) -> torch.Tensor:
-        return one.clone() if device is None else one.to(device, copy=True)
+    def moved(array: torch.Tensor) -> torch.Tensor:
+        return array.clone() if device is None else array.to(device, copy=True)
 
     held = weight.held
     arrays = [[moved(array) for array in of_copy] for of_copy in held.arrays]

@@ -22,17 +22,17 @@ def keep_main_weights(module: nn.Module, optimizer: Optimizer | None = None) -> 
 
     Called once, after ``reset_parameters`` and before a load. Raises InputError for a weight that is in high precision still.
     """
-    resting = [one for one in module.modules() if isinstance(one, RestingState)]
-    for one in resting:
-        for name in one.names if one.is_wanted else ():
-            held = one.held(name)
+    resting = [state for state in module.modules() if isinstance(state, RestingState)]
+    for state in resting:
+        for name in state.names if state.is_wanted else ():
+            held = state.held(name)
             if held is not None and held.main is None:
                 initial, held.initial = held.initial, None
-                held.main = initial if initial is not None else held.values(one.shape(name)).contiguous()
+                held.main = initial if initial is not None else held.values(state.shape(name)).contiguous()
                 held.settle()
 
     def quantize(*_: Any) -> None:
-        quantize_together([weight for one in resting for weight in one.to_quantize() if weight.held.stale])
+        quantize_together([weight for state in resting for weight in state.to_quantize() if weight.held.stale])
 
     if optimizer is not None:
         optimizer.register_step_post_hook(quantize)

@@ -43,26 +43,26 @@ def load_published_weights(module: nn.Module, tensors: Mapping[str, torch.Tensor
             raise InputError(f"'{name}' is {label}; it must be {tuple(array.shape)} in {array.dtype}.")
     for name, array in wanted.items():
         shards = shards_of(name, array)
-        for place in boxes_of(shards):
-            shards.local[place.local.slices].copy_(tensors[name][place.box.slices])
+        for shard in boxes_of(shards):
+            shards.local[shard.local.slices].copy_(tensors[name][shard.box.slices])
     for _, resting in _resting(module):
         resting.take_codes()
 
 
 def _resting(module: nn.Module) -> Iterator[tuple[str, RestingState]]:
-    for name, one in module.named_modules():
-        if isinstance(one, RestingState) and any(True for _ in one.weights()):
-            yield name.rpartition(".")[0], one
+    for name, child in module.named_modules():
+        if isinstance(child, RestingState) and any(True for _ in child.weights()):
+            yield name.rpartition(".")[0], child
 
 
 def _published(owner: str, resting: RestingState) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, parameter, held in resting.weights():
         _require_published(held)
         key = f"{owner}.{name}" if owner else name
         for array, suffix in enumerate(("", SCALES)):
-            found[key + suffix] = as_placed(held.arrays[0][array], parameter, held.copies[0], array)
-    return found
+            tensors[key + suffix] = as_placed(held.arrays[0][array], parameter, held.copies[0], array)
+    return tensors
 
 
 def _require_published(held: Held) -> None:

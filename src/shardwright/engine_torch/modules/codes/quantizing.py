@@ -77,18 +77,18 @@ def _agreed(
     weights: Sequence[tuple[ToQuantize, Copy]], *, always: bool = False
 ) -> dict[tuple[int, Product], torch.Tensor]:
     """The amaxes of copies of weights on which ranks agree, by weight and product. ``always``: also of those that one rank has entire."""
-    found: dict[tuple[int, Product], torch.Tensor] = {}
+    agreed: dict[tuple[int, Product], torch.Tensor] = {}
     together: dict[tuple[dist.ProcessGroup, ...], list[torch.Tensor]] = {}
     for weight, copy in weights:
         groups = agreeing(weight.parameter, copy, weight.weight_mesh)
         if groups or always:
             amax = amax_of(copy.operand(weight.values), copy.quantizer, ARRAYS).contiguous()
-            found[id(weight), copy.product] = amax
+            agreed[id(weight), copy.product] = amax
             together.setdefault(groups, []).append(amax)
     for groups, amaxes in together.items():
         for group in groups:
             reduce_together(amaxes, peers_in(group))
-    return found
+    return agreed
 
 
 def held_of(parameter: torch.Tensor) -> Held | None:
@@ -133,24 +133,24 @@ def shard_group(parameter: torch.Tensor) -> list[int] | None:
     return sorted(mesh.mesh[index].flatten().tolist())
 
 
-def require_weight_mesh(parameter: torch.Tensor, weight_mesh: DeviceMesh | None, what: str) -> None:
+def require_weight_mesh(parameter: torch.Tensor, weight_mesh: DeviceMesh | None, label: str) -> None:
     """Raises InputError for a ``weight_mesh`` that has not the ranks that shard a weight."""
     ranks = shard_group(parameter)
     if weight_mesh is not None and ranks is not None and sorted(ranks_of(weight_mesh)) != ranks:
         raise InputError(
-            f"{what}: weight_mesh has the ranks {ranks_of(weight_mesh)}, and those that shard it are {ranks}: FSDP and tp as one dim, "
+            f"{label}: weight_mesh has the ranks {ranks_of(weight_mesh)}, and those that shard it are {ranks}: FSDP and tp as one dim, "
             f"without replicas. Give these, or leave weight_mesh out: they follow from the placement."
         )
 
 
 def require_blocks(
-    parameter: torch.Tensor, copies: Sequence[Copy], recipe: Recipe, tp_dim: int | None, what: str
+    parameter: torch.Tensor, copies: Sequence[Copy], recipe: Recipe, tp_dim: int | None, label: str
 ) -> None:
     """Raises InputError where shards of a weight end inside of a block, or are not equal, or where ``fully_shard`` shards inputs."""
     dims = [dim for _, dim in sharded_dims(parameter)]
     if dims.count(1) > (tp_dim == 1):
         raise InputError(
-            f"{what}: fully_shard shards dim 1 of it, by a shard_placement_fn, and codes are gathered along dim 0. Shard dim 0, or leave "
+            f"{label}: fully_shard shards dim 1 of it, by a shard_placement_fn, and codes are gathered along dim 0. Shard dim 0, or leave "
             f"out primary_weights."
         )
     for dim, axis in DIM_OF.items():
@@ -159,9 +159,9 @@ def require_blocks(
         size = parameter.shape[axis]
         if num > 1 and size % (num * unit):
             least = num * unit
-            near = [each for each in (size // least * least, (size // least + 1) * least) if each]
+            near = [multiple for multiple in (size // least * least, (size // least + 1) * least) if multiple]
             raise InputError(
-                f"{what} {tuple(parameter.shape)}: {num} ranks shard dim {axis}, which is {size}, and '{recipe.name}' has blocks of {unit} "
+                f"{label} {tuple(parameter.shape)}: {num} ranks shard dim {axis}, which is {size}, and '{recipe.name}' has blocks of {unit} "
                 f"along it, which no shard may divide where weights rest as codes. Take {' or '.join(map(str, near))}, fewer ranks, or "
                 f"leave out primary_weights."
             )
@@ -194,7 +194,8 @@ def as_placed(array: torch.Tensor, parameter: torch.Tensor, copy: Copy | None, n
         if number != 2 and (copy is None or number == 0 or copy.extent(dim) is not None)
     }
     placements: list[Placement] = [
-        one if int(getattr(one, "dim", -1)) in divided else Replicate() for one in parameter.placements
+        placement if int(getattr(placement, "dim", -1)) in divided else Replicate()
+        for placement in parameter.placements
     ]
     shape = [size * (_size(parameter, axis) if axis in divided else 1) for axis, size in enumerate(array.shape)]
     stride = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))

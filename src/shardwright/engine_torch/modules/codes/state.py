@@ -103,11 +103,11 @@ class RestingState(nn.Module):
         assert self.recipe is not None
         new: list[ToQuantize] = []
         for name in filter(self._owner[0].owns, self.names):
-            parameter, what = self._parameter(name), f"{self.label}: '{name}'"
-            require_blocks(parameter, self.copies, self.recipe, self._owner[0].specs[name].tp_dim, what)
-            require_weight_mesh(parameter, self._owner[0].weight_mesh, what)
+            parameter, label = self._parameter(name), f"{self.label}: '{name}'"
+            require_blocks(parameter, self.copies, self.recipe, self._owner[0].specs[name].tp_dim, label)
+            require_weight_mesh(parameter, self._owner[0].weight_mesh, label)
             values = elements_of(parameter).detach()
-            held = Held(what, self.copies, (), None)
+            held = Held(label, self.copies, (), None)
             held.initial = values if preserve else None
             new.append(self._to_quantize(name, held, values))
         quantize_together(new)
@@ -141,8 +141,8 @@ class RestingState(nn.Module):
 
     def arrays(self) -> dict[str, torch.Tensor]:
         """Codes and scales by their names, in the memory that they have."""
-        found = {key: array for name, _, held in self.weights() for key, array in self._arrays(name, held).items()}
-        return {**found, "recipe_text": self._recipe()} if found else {}
+        arrays = {key: array for name, _, held in self.weights() for key, array in self._arrays(name, held).items()}
+        return {**arrays, "recipe_text": self._recipe()} if arrays else {}
 
     @torch.no_grad()
     def main_weights(self) -> dict[str, torch.Tensor | None]:
@@ -159,17 +159,17 @@ class RestingState(nn.Module):
         theirs = state.get(f"{prefix}{RESTING}.recipe_text")
         if theirs is not None and self.text not in ("", shown(theirs)) and not theirs.is_meta:
             return [other_codes(f"{prefix}{RESTING}.recipe_text", shown(theirs), self.text)]
-        instead = {one.weight: one for one in self.loads(prefix, state)}
+        by_weight = {instead.weight: instead for instead in self.loads(prefix, state)}
         for name in self.names:
             weight, held = f"{prefix}{name}", held_of(self._parameter(name))
-            one = instead.get(weight, Instead(weight=weight))
-            if held is None and one.take is None:
+            instead = by_weight.get(weight, Instead(weight=weight))
+            if held is None and instead.take is None:
                 continue
             ours = (
                 {weight: as_placed(held.main, self._parameter(name), None, 0)} if held and held.main is not None else {}
             )
             ours |= {} if held is None else self._named(prefix, self._arrays(name, held))
-            wanted = {**{key: array for key, array in ours.items() if key not in one.without}, **one.read}
+            wanted = {**{key: array for key, array in ours.items() if key not in instead.without}, **instead.read}
             lacking = [key for key in wanted if key not in state]
             if len(lacking) == len(wanted) > 0:
                 missing.append(weight)
@@ -180,8 +180,8 @@ class RestingState(nn.Module):
                 ]
             for key, array in wanted.items():
                 array.copy_(state[key])
-            if one.take is not None:
-                one.take()
+            if instead.take is not None:
+                instead.take()
             elif held is not None:
                 held.settle()
         return []
@@ -299,7 +299,7 @@ class RestingState(nn.Module):
     def _save_to_state_dict(self, destination: MutableMapping[str, Any], prefix: str, keep_vars: bool) -> None:
         del keep_vars
         self.quantize_changed()
-        destination.update({f"{prefix}{name}": one for name, one in self.arrays().items()})
+        destination.update({f"{prefix}{name}": array for name, array in self.arrays().items()})
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The owner loads them, with its weights."""
