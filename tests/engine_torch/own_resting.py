@@ -74,20 +74,22 @@ class Layers(nn.Module):
 class Place:
     data: DeviceMesh | None
     tp: DeviceMesh | None
+    weights: DeviceMesh | None
     tokens_of: int
 
 
 def place(kind: str) -> Place:
     sizes = MESHES[kind]
     if not sizes:
-        return Place(data=None, tp=None, tokens_of=0)
+        return Place(data=None, tp=None, weights=None, tokens_of=0)
     mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     data = mesh[tuple(axis for axis in sizes if axis not in TP)]
     tp = next((mesh[axis] for axis in sizes if axis in TP), None)
     number = 0
     for index, size in zip(data.get_coordinate() or (), data.shape, strict=True):
         number = number * size + index
-    return Place(data=data, tp=tp, tokens_of=number)
+    weights = mesh["left", "right"] if kind == "all" else None
+    return Place(data=data, tp=tp, weights=weights, tokens_of=number)
 
 
 def width_of(recipe: str) -> int:
@@ -104,7 +106,7 @@ def built(kind: str, recipe: str, *, codes: bool = True, width: int | None = Non
     parallel = [part for part in module.modules() if isinstance(part, ParallelModule)]
     for part in parallel:
         if at.tp is not None:
-            part.set_device_mesh(at.tp, amax_group=dist.group.WORLD if recipe == "fp8-delayed" else None)
+            part.set_device_mesh(at.tp, at.weights, amax_group=dist.group.WORLD if recipe == "fp8-delayed" else None)
     if at.data is not None:
         for part in parallel:
             fully_shard(part, mesh=at.data)

@@ -121,22 +121,24 @@ def agreeing(parameter: torch.Tensor, copy: Copy, weight_mesh: DeviceMesh | None
     return tuple(parameter.device_mesh.get_group(number) for number, dim in dims if dim in entire)
 
 
-def shard_group(parameter: torch.Tensor) -> list[int] | None:
-    """The ranks that hold the shards of a weight, without replicas; None: this one alone."""
+def shard_group(parameter: torch.Tensor, *, with_tp: bool = False) -> list[int] | None:
+    """The ranks that hold the shards of a weight, without replicas, or with those along tp, the last dim of its mesh; None: this one alone."""
     if not isinstance(parameter, DTensor):
         return None
     mesh = parameter.device_mesh
     here = mesh.get_coordinate()
     assert here is not None
-    sharding = {number for number, _ in sharded_dims(parameter)}
+    sharding = {number for number, _ in sharded_dims(parameter)} | ({mesh.ndim - 1} if with_tp else set())
     index = tuple(slice(None) if number in sharding else at for number, at in enumerate(here))
     return sorted(mesh.mesh[index].flatten().tolist())
 
 
-def require_weight_mesh(parameter: torch.Tensor, weight_mesh: DeviceMesh | None, label: str) -> None:
-    """Raises InputError for a ``weight_mesh`` that has not the ranks that shard a weight."""
+def require_weight_mesh(parameter: torch.Tensor, weight_mesh: DeviceMesh | None, label: str, *, on_tp: bool) -> None:
+    """Raises InputError for a ``weight_mesh`` that has not the ranks that shard a weight. Ranks of tp that replicate it may be in it, as those that
+    shard other weights."""
     ranks = shard_group(parameter)
-    if weight_mesh is not None and ranks is not None and sorted(ranks_of(weight_mesh)) != ranks:
+    allowed = (ranks, shard_group(parameter, with_tp=on_tp))
+    if weight_mesh is not None and ranks is not None and sorted(ranks_of(weight_mesh)) not in allowed:
         raise InputError(
             f"{label}: weight_mesh has the ranks {ranks_of(weight_mesh)}, and those that shard it are {ranks}: FSDP and tp as one dim, "
             f"without replicas. Give these, or leave weight_mesh out: they follow from the placement."

@@ -105,7 +105,8 @@ class RestingState(nn.Module):
         for name in filter(self._owner[0].owns, self.names):
             parameter, label = self._parameter(name), f"{self.label}: '{name}'"
             require_blocks(parameter, self.copies, self.recipe, self._owner[0].specs[name].tp_dim, label)
-            require_weight_mesh(parameter, self._owner[0].weight_mesh, label)
+            owner = self._owner[0]
+            require_weight_mesh(parameter, owner.weight_mesh, label, on_tp=owner.tp_mesh is not None)
             values = elements_of(parameter).detach()
             held = Held(label, self.copies, (), None)
             held.initial = values if preserve else None
