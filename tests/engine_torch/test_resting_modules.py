@@ -1,4 +1,4 @@
-"""Modules whose weights rest as codes: beside high precision, under any optimizer, loaded from either, published, and what is refused."""
+"""Modules whose weights rest as codes, in one process: beside high precision, under any optimizer, loaded from either, published, refused."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from shardwright.engine_torch.modules import (
     Embedding,
     LayerNormMLP,
     Linear,
+    TransformerLayer,
     keep_main_weights,
     load_published_weights,
     published_weights,
@@ -31,21 +32,7 @@ from shardwright.engine_torch.modules import (
     update_scales,
 )
 from tests.conftest import ROOT
-from tests.engine_torch.own_resting import refusals_on_ranks, scales_of_experts, trained_bytes
-from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.refused_modules import refusal
-from tests.engine_torch.resting_cases import RestingCase, checked, planned_bytes
-
-COVERING = {RestingCase("fp8-current", "tp"): ("one",)}
-"""And the meshes that load what was saved. ``python -m tests.engine_torch.resting_modules`` has all of them."""
-
-
-@pytest.mark.parametrize("case", COVERING, ids=str)
-def test_codes_on_a_mesh_are_those_of_one_process_and_of_high_precision(
-    eight: Ranks, case: RestingCase, tmp_path: Path
-) -> None:
-    result = checked(case, eight, tmp_path, 2, COVERING[case])
-    assert result.loads == 2 * len(COVERING[case])
 
 
 def resting(recipe: object, *, main: bool = True, width: int = 128, **options: Any) -> LayerNormMLP:
@@ -140,6 +127,18 @@ def test_a_context_constructs_modules_of_codes() -> None:
             outside = Linear(32, 32, recipe="mxfp8")
     assert [getattr(module, "primary_weights", None) for module in (*inside, outside)] == ["codes", "codes", None, None]
     assert [module.recipe and module.recipe.name for module in inside] == ["mxfp8", "fp8-row", None]
+
+
+def test_a_layer_of_a_transformer_passes_it_on() -> None:
+    options: dict[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "recipe": "mxfp8"}
+    layers = []
+    for primary in ("codes", None):
+        torch.manual_seed(2)
+        layers.append(TransformerLayer(64, 128, 4, primary_weights=primary, **options))
+        layers[-1].reset_parameters()
+    x = torch.randn(8, 2, 64)
+    assert torch.equal(layers[0](x), layers[1](x))
+    assert sum(name.endswith("weight_codes") for name in layers[0].state_dict()) == 6
 
 
 def test_a_recipe_may_say_that_weights_rest_as_codes() -> None:
@@ -329,32 +328,6 @@ def test_what_codes_cannot_do_is_refused(do: Callable[[], object], text: str) ->
         assert refusal(do) == text
 
 
-REFUSED_ON_RANKS: Mapping[str, str] = {
-    "blocks": "Linear: 'weight' (64, 128): 4 ranks shard dim 0, which is 64, and 'mxfp8' has blocks of 32 along it, which no shard may "
-    "divide where weights rest as codes. Take 128, fewer ranks, or leave out primary_weights.",
-    "weight_mesh": "Linear: 'weight': weight_mesh has the ranks [0, 1, 2, 3], and those that shard it are [0, 1]: FSDP and tp as one "
-    "dim, without replicas. Give these, or leave weight_mesh out: they follow from the placement.",
-    "dim 1": "Linear: 'weight': fully_shard shards dim 1 of it, by a shard_placement_fn, and codes are gathered along dim 0. Shard dim 0, "
-    "or leave out primary_weights.",
-    "replicas": "resting.weight_codes",
-    "tied": "Linear: 'weight' rests as codes, and only its module may read it",
-}
-
-
-def test_what_a_mesh_cannot_have_is_refused_on_every_rank(eight: Ranks, tmp_path: Path) -> None:
-    for rank, refused in enumerate(eight.first(4).run(refusals_on_ranks, str(tmp_path))):
-        assert refused.keys() == REFUSED_ON_RANKS.keys()
-        for name, text in REFUSED_ON_RANKS.items():
-            assert text in refused[name].replace("[2, 3]: FSDP", "[0, 1]: FSDP"), (rank, name, refused[name])
-
-
-def test_experts_of_other_ranks_have_scales_of_their_own(eight: Ranks) -> None:
-    first, second = ([largest / 448, 2 * largest / 448] for largest in (1.0, 2.0))
-    assert eight.first(4).run(scales_of_experts) == [
-        pytest.approx(largest) for largest in (first, first, second, second)
-    ]
-
-
 SAVING = """
 import sys
 from shardwright.engine_torch import save
@@ -384,14 +357,3 @@ def test_a_save_that_is_killed_leaves_the_one_before(seed: int, tmp_path: Path) 
         scaled = needed.state_dict()["fc1_weight"] * 1.01
         needed.load_state_dict({"fc1_weight": scaled}, strict=False)
     assert bits(target) == bits(needed)
-
-
-@pytest.mark.parametrize("recipe", ["fp8-block", "mxfp8"])
-def test_what_is_gathered_is_what_the_plan_says(eight: Ranks, recipe: str) -> None:
-    planned = planned_bytes(recipe, 512, 1792, 256, 2)
-    for gathers, at_rest in eight.first(2).run(trained_bytes, recipe, 512, 1792, 256):
-        assert gathers == [planned.gathered] * 2
-        assert at_rest == planned.at_rest
-    elements = 2 * 512 * 512 + 2 * 256 * 512 + 3 * 1792 * 512
-    if recipe == "fp8-block":
-        assert planned.gathered <= 1.02 * elements

@@ -18,6 +18,7 @@ from shardwright.engine_torch.modules.attention.dot_product import (
 )
 from shardwright.engine_torch.modules.attention.masks import MaskType, Window
 from shardwright.engine_torch.modules.attention.rotary import apply_rotary_pos_emb
+from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
 from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
 from shardwright.engine_torch.modules.parts.arguments import refuse, require_positive
@@ -90,6 +91,8 @@ class MultiheadAttention(nn.Module):
         weight_mesh: DeviceMesh | None = None,
         amax_group: dist.ProcessGroup | None = None,
         recipe: object = None,
+        primary_weights: PrimaryWeights | None = None,
+        preserve_high_precision_init_val: bool = False,
     ) -> None:
         # Nothing here depends on them: any number of tokens is accepted.
         del layer_number, seq_length, micro_batch_size
@@ -143,6 +146,8 @@ class MultiheadAttention(nn.Module):
         )
         options: dict[str, Any] = {"tp_size": tp_size, "params_dtype": params_dtype, "device": device}
         products = {**options, "sequence_parallel": sequence_parallel, "amax_group": amax_group, "recipe": recipe}
+        products["primary_weights"] = primary_weights
+        products["preserve_high_precision_init_val"] = preserve_high_precision_init_val
         into: Mode | None = "column" if set_parallel_mode else None
         of_norm: dict[str, Any] = {}
         if input_layernorm:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.modules.attention.dot_product import Format, require_no_dropout
 from shardwright.engine_torch.modules.attention.masks import MaskType, Window, mask_of
+from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
 from shardwright.engine_torch.modules.multihead import MultiheadAttention, Rotary, named, require_parallel
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormMLP
@@ -89,6 +90,8 @@ class TransformerLayer(nn.Module):
         weight_mesh: DeviceMesh | None = None,
         amax_group: dist.ProcessGroup | None = None,
         recipe: object = None,
+        primary_weights: PrimaryWeights | None = None,
+        preserve_high_precision_init_val: bool = False,
     ) -> None:
         # They say how ub_tp_comm_overlap overlaps, which is refused.
         del ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad
@@ -132,6 +135,8 @@ class TransformerLayer(nn.Module):
             "output_layer_init_method": output_layer_init_method,
             "amax_group": amax_group,
             "recipe": recipe,
+            "primary_weights": primary_weights,
+            "preserve_high_precision_init_val": preserve_high_precision_init_val,
         }
         attention: dict[str, Any] = {
             "kv_channels": kv_channels,
