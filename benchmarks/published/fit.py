@@ -19,7 +19,7 @@ from shardwright.cost.hardware.chips import Cited, Number
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100",),
-    "Hopper": ("h100", "h200"),
+    "Hopper": ("h100", "h200", "h800"),
     "Hopper at 500 W": ("h100-96gb",),
     "Blackwell": ("b200", "gb200"),
     "TPU v5e": ("v5e",),

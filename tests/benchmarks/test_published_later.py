@@ -7,7 +7,7 @@ import re
 import pytest
 
 from benchmarks.published.__main__ import row_of
-from benchmarks.published.later.__main__ import HERE, PAGE, line
+from benchmarks.published.later.__main__ import EXPERTS, HERE, PAGE, WIDER, line
 from benchmarks.published.steps import published, steps_of
 
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.])")
@@ -52,6 +52,17 @@ def test_the_summary_is_that_of_the_rows() -> None:
     outside = sum(": outside" in row for row in rows)
     assert f"| {len(rows) - outside} of {len(rows)} |" in PAGE.read_text(encoding="utf-8")
     assert outside <= len(rows) / 10
+
+
+def test_what_the_tables_leave_out_has_a_table_too() -> None:
+    """All mixtures of experts are summed up with it, so that a selection does not hide an error."""
+    page, wider = PAGE.read_text(encoding="utf-8"), steps_of(WIDER)
+    for step in wider:
+        assert f"| {step.name} | " in page
+        assert f"{step.name}: {step.at}\n  shardwright plan {step.plan}\n" in page
+    assert not {step.name for step in wider} & set(STEPS)
+    experts = sum(step.source == EXPERTS for step in STEPS.values()) + len(wider)
+    assert f"| all experts, with those left out | {experts} |" in page
 
 
 def test_dropless_experts_are_near_without_a_size_of_their_buffers() -> None:

@@ -37,7 +37,14 @@ OF_NETWORK = {
         "link_bytes_per_s",
         "hop_latency_s",
     },
-    "switch": {"compute_capability", "domain_devices", "scale_up_bytes_per_s", "base_latency_s"},
+    "switch": {
+        "compute_capability",
+        "domain_devices",
+        "scale_up_bytes_per_s",
+        "base_latency_s",
+        "ring_step_latency_s",
+        "ring_out_step_latency_s",
+    },
 }
 
 
@@ -59,6 +66,8 @@ OF_SOME_GPUS = {
     "torch_attention_forward_flops_per_s",
     "torch_attention_backward_flops_per_s",
     "multiprocessors",
+    "switch_gather_share",
+    "hidden_cost_share",
 }
 
 
@@ -131,7 +140,7 @@ def test_conflicts_are_kept():
 
 def test_what_no_source_was_checked_for_is_not_there():
     with pytest.raises(KeyError):
-        chip_of("b300").read("scale_out_bytes_per_s")
+        chip_of("mi325x").read("scale_out_bytes_per_s")
 
 
 def test_an_unknown_chip():

@@ -12,6 +12,7 @@ from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.cost import price, read_machine
+from shardwright.cost.hardware.chips import chip_of
 from shardwright.cost.steps.elementwise import EAGER_PASSES, elementwise_bytes
 from shardwright.cost.steps.flops import step_flops
 from shardwright.cost.steps.routing import shares_of_one
@@ -21,6 +22,7 @@ from shardwright.report.text.terminal import to_text
 from shardwright.report.text.units import pretty_seconds
 from tests.cost.plans import priced, request
 
+SHARE = chip_of("h100").kernels_share()
 MIXTRAL = {"mesh_sizes": {"expert": 8}, "batch": 64, "length": 4096}
 
 
@@ -50,7 +52,7 @@ def test_one_device_that_gets_all_multiplies_and_receives_all() -> None:
     exchanged = sum(one.seconds or 0.0 for one in plan.collectives if one.ragged)
     between = sum(elementwise_bytes(plan, 4.0).values()) - sum(elementwise_bytes(plan).values())
     # Three times as much again as in an even routing: no product of an expert is small enough to reach less of its rate.
-    more = 3 * sum(experts.values()) / 794.5e12 / 0.777 + 3 * exchanged + EAGER_PASSES * between / 2.85e12 / 0.777
+    more = 3 * sum(experts.values()) / 794.5e12 / SHARE + 3 * exchanged + EAGER_PASSES * between / 2.85e12 / SHARE
     assert step.seconds_if_one_device_gets_all == pytest.approx(step.seconds + more, rel=0.02)
     assert step.to_json()["seconds_if_one_device_gets_all"] == step.seconds_if_one_device_gets_all
     smaller = step_of(
@@ -67,7 +69,7 @@ def test_jax_touches_rows_of_its_static_buffers_that_nobody_sent() -> None:
         for buffer in (None, 1.0)
     )
     empty_rows, row_bytes = 3 * 2 * 8 * 4096, 2 * (2 * 14336 + 4096)
-    assert largest.seconds - even.seconds == pytest.approx(32 * empty_rows * row_bytes / 2.85e12 / 0.777, rel=1e-6)
+    assert largest.seconds - even.seconds == pytest.approx(32 * empty_rows * row_bytes / 2.85e12 / SHARE, rel=1e-6)
 
 
 def test_drawn_requests_have_one_even_time_whatever_their_buffers_hold() -> None:
@@ -104,9 +106,10 @@ def test_the_view_says_both() -> None:
     assert "even routing" not in to_text(plan_view(plan, {}, shows=SECTIONS), io.StringIO(), width=200)
 
 
-@pytest.mark.parametrize("chips", ["mi355x:1x8", "h100:1x8", "b200:1x8"])
-def test_tokens_are_cheaper_than_gathered_weights_where_that_was_measured(chips: str) -> None:
-    """Mixtral-8x7B, EP 8, 11 rows on each of 8 MI355X, capacity 1.0: an all-to-all was 1.47 times as fast (MaxText #4179)."""
+@pytest.mark.parametrize(("chips", "margin"), [("mi355x:1x8", 1.07), ("h100:1x8", 1.0), ("b200:1x8", 1.0)])
+def test_tokens_are_cheaper_than_gathered_weights_where_that_was_measured(chips: str, margin: float) -> None:
+    """Mixtral-8x7B, EP 8, 11 rows on each of 8 MI355X, capacity 1.0: an all-to-all was 1.47 times as fast (MaxText #4179). The plan has
+    1.08 of it, from what was measured of collectives beside products on AMD and of RCCL's rate."""
     machine = read_machine(chips)
     table = build("mixtral-8x7b", {"capacity_factor": "1.0"})
     options = {"mesh_sizes": {"expert": 8}, "batch": 88, "length": 4096, "devices": 8, "chip": machine.chip}
@@ -119,9 +122,13 @@ def test_tokens_are_cheaper_than_gathered_weights_where_that_was_measured(chips:
             )
         )
         seconds[move], exposed[move] = step.seconds, step.exposed_seconds
-    assert seconds["all-to-all"] < seconds["weights"]
-    # Of the program that XLA compiles for an H100: one gather of three when a layer is computed again, and two reductions of three.
+    assert margin * seconds["all-to-all"] < seconds["weights"]
+    # Of the program that XLA compiles for an H100: one gather of three when a layer is computed again, and two reductions of three. All
+    # else is hidden, for which AMD's products pay.
     plan = priced("mixtral-8x7b", "ep", chips, move_moe="weights", mesh_sizes={"expert": 8}, batch=88, length=4096)
     of_experts = {one.phase: one.seconds or 0.0 for one in plan.collectives if one.component == "moe"}
     open_seconds = of_experts["recompute"] / 3 + of_experts["backward"] * 2 / 3
-    assert exposed["weights"] == pytest.approx(open_seconds, rel=0.05)
+    numbers = chip_of(chips.partition(":")[0]).numbers
+    lost = numbers["hidden_cost_share"].used.value if "hidden_cost_share" in numbers else 0.0
+    hidden = sum(one.seconds or 0.0 for one in plan.collectives) - open_seconds
+    assert exposed["weights"] == pytest.approx(open_seconds + lost * hidden, rel=0.05)

@@ -206,7 +206,7 @@ def test_simulated_devices_are_not_timed():
 
 
 def test_without_a_figure_for_a_link_there_is_no_step():
-    plan = priced("llama3-test", "hsdp", "b300:2x8", mesh_sizes={"data": 2, "fsdp": 8}, batch=16)
+    plan = priced("llama3-test", "hsdp", "mi325x:2x8", mesh_sizes={"data": 2, "fsdp": 8}, batch=16)
     assert plan.step is None
     assert {one.seconds is None for one in plan.collectives if "data" in one.axes} == {True}
     assert {one.seconds is None for one in plan.collectives if one.axes == ("fsdp",)} == {False}

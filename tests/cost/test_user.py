@@ -9,6 +9,7 @@ import pytest
 
 from shardwright.core.findings.errors import InputError
 from shardwright.cost import price, read_machine
+from shardwright.cost.hardware.user import OVERLAPS
 from tests.cost.plans import plan_of
 
 MINE = """
@@ -102,12 +103,12 @@ def test_what_is_missing_or_wrong_is_said_with_the_file(file, tmp_path):
     assert refused(f"h100:8+{path}") == (
         f"--chips: 'program' in {path} is 'fast', and must be one of eager, compiled, fused."
     )
-    for wrong in ('["tensor", "fsdp"]', '"tensor"', "[1]"):
+    for wrong in ('["tensor", "stage"]', '"tensor"', "[1]"):
         path = file(f'kind = "h100"\noverlap = {wrong}\n')
         found = tomllib.loads(f"overlap = {wrong}")["overlap"]
         assert (
             refused(f"h100:8+{path}")
-            == f"--chips: 'overlap' in {path} is {found!r}, and must be a list of tensor, expert."
+            == f"--chips: 'overlap' in {path} is {found!r}, and must be a list of {', '.join(OVERLAPS)}."
         )
     path = file('kind = "h100"\nprogramm = "eager"\n')
     assert refused(f"h100:8+{path}") == f"--chips: {path} has 'programm'. Did you mean 'program'?"

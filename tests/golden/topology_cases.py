@@ -97,6 +97,13 @@ ON_CHIPS: tuple[Case, ...] = (
         neighbour={"options": {"batch": 16, "length": 4096}},
     ),
     Case(
+        name="SW207-out-of-a-node",
+        layout=FSDP,
+        options={"batch": 16},
+        chips="mi325x:2x8",
+        neighbour={"chips": "mi300x:2x8"},
+    ),
+    Case(
         name="SW205-awaited",
         model="llama3-8b",
         layout=FSDP,

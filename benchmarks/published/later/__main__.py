@@ -11,33 +11,41 @@ from benchmarks.published.__main__ import Row, commands, row_of
 from benchmarks.published.steps import FOLDER, steps_of
 
 HERE = Path(__file__).parent
+WIDER = HERE / "wider"
+"""Steps that the tables leave out, for what no option says: they have one of their own."""
+EXPERTS = "mixtures of experts, dropless"
 PAGE = FOLDER.parent.parent / "docs" / "published-later.md"
 HEADER = "| step | published, s | planned, s | error | range, s | published, GiB | planned, GiB |"
 
 
-def page(found: Sequence[Row]) -> str:
-    """The page's text."""
-    sources = dict.fromkeys(row.step.source for row in found)
-    sections = [(HERE / "page.md").read_text(encoding="utf-8").rstrip(), "## How near", summary(found)]
+def page(found: Sequence[Row], wider: Sequence[Row]) -> str:
+    """The page's text. ``wider``: the steps that the tables of the sources leave out."""
+    sources = dict.fromkeys(row.step.source for row in (*found, *wider))
+    sections = [(HERE / "page.md").read_text(encoding="utf-8").rstrip(), "## How near", summary(found, wider)]
     for source in sources:
-        of_source = [row for row in found if row.step.source == source]
+        of_source = [row for row in (*found, *wider) if row.step.source == source]
         table = "\n".join([HEADER, "|---|---:|---:|---:|---|---:|---:|", *(line(row) for row in of_source)])
         sections += [f"## {source}", table, commands(of_source)]
     return "\n\n".join(sections) + "\n"
 
 
-def summary(found: Sequence[Row]) -> str:
-    """The errors of each source, and of all."""
+def summary(found: Sequence[Row], wider: Sequence[Row]) -> str:
+    """The errors of each source, and of all; those of experts also with the steps that the tables leave out."""
     lines = [
         "| steps | number | mean error of time | median, with its sign | largest | published time in the range |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    for name in (None, *dict.fromkeys(row.step.source for row in found)):
-        group = [row for row in found if name in (None, row.step.source)]
+    groups = {"all": list(found)}
+    groups |= {
+        name: [row for row in found if row.step.source == name]
+        for name in dict.fromkeys(row.step.source for row in found)
+    }
+    groups |= {wider[0].step.source: list(wider), "all experts, with those left out": [*groups[EXPERTS], *wider]}
+    for name, group in groups.items():
         errors = [row.error for row in group]
         sizes = [abs(error) for error in errors]
         lines.append(
-            f"| {name or 'all'} | {len(group)} | {mean(sizes):.0%} | {median(errors):+.0%} | {max(sizes):.0%} | "
+            f"| {name} | {len(group)} | {mean(sizes):.0%} | {median(errors):+.0%} | {max(sizes):.0%} | "
             f"{sum(row.held for row in group)} of {len(group)} |"
         )
     return "\n".join(lines)
@@ -55,13 +63,14 @@ def line(row: Row) -> str:
 def main() -> int:
     """Write the page, or print some rows."""
     only = sys.argv[2] if sys.argv[1:2] == ["--only"] else None
-    found = []
-    for step in steps_of(HERE):
-        if only is None or only in step.name:
-            found.append(row_of(step))
-            print(line(found[-1]), flush=True)
+    found: dict[Path, list[Row]] = {HERE: [], WIDER: []}
+    for folder, rows in found.items():
+        for step in steps_of(folder):
+            if only is None or only in step.name:
+                rows.append(row_of(step))
+                print(line(rows[-1]), flush=True)
     if only is None:
-        PAGE.write_text(page(found), encoding="utf-8")
+        PAGE.write_text(page(found[HERE], found[WIDER]), encoding="utf-8")
     return 0
 
 

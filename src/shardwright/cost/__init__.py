@@ -8,6 +8,7 @@ on_host.py   SW205: copies to the host that take longer than what they save
 on_links.py  SW201 of stages: links that are too slow or too fast for them
 calibration.py  numbers of chips by measurements on them
 exposed.py   SW206: a step that waits for its communication
+missing.py   SW207: a step without a time, since a number of the chip is missing
 advice.py    prices a fix beside what stands, and says whether it is printed
 price.py     adds all of these to a plan
 wording.py   seconds and rates as findings write them

@@ -26,6 +26,7 @@ from shardwright.cost.steps.collectives import Rates, time_of
 from shardwright.cost.steps.flops import step_products
 from shardwright.cost.steps.precision import forward_shape
 from shardwright.cost.steps.products import Shape
+from shardwright.cost.steps.rings import NO_STEPS, RINGS
 
 MOST = 6
 """Products and collectives of a plan that are measured: those that take the most."""
@@ -159,13 +160,17 @@ def _links(plan: Plan, machine: Machine, found: Sequence[Measured]) -> Mapping[s
     chip = machine.numbers
     assert chip is not None
     rates, mapping = Rates.of(chip, "used"), map_mesh(plan.mesh, machine)
+    # Steps of rings keep their latencies: only the base is fitted.
+    without_steps = replace(rates, steps=NO_STEPS)
     pairs = []
     by_size = {(one.what, one.size): one.typical for one in found}
     for one in wanted(plan).collectives:
-        time = time_of(one.kind, one.bytes_per_device, mapping.group(one.axes), rates)
+        group = mapping.group(one.axes)
+        time = time_of(one.kind, one.bytes_per_device, group, without_steps)
         measured = by_size.get((one.kind, collective_size(one)))
         if time is not None and measured is not None:
-            pairs.append((time.seconds - time.latency_s, measured))
+            in_steps = rates.steps.seconds(one.kind, group) if one.kind in RINGS else 0.0
+            pairs.append((time.seconds - time.latency_s, max(0.0, measured - in_steps)))
     if not pairs:
         return {}
     mean_x, mean_y = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))

@@ -19,6 +19,7 @@ from shardwright.cost.exposed import exposed
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.missing import missing
 from shardwright.cost.stages import with_unit_costs
 from shardwright.cost.steps.answer import answer_of
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
@@ -57,7 +58,12 @@ def price(plan: Plan, machine: Machine, elsewhere: Sequence[Candidate] = ()) -> 
             replace(one, seconds=seconds_of(one, time)) for one, time in zip(plan.collectives, used.times, strict=True)
         ),
         findings=worst_first(
-            (*_timed_choices(plan), *topology(plan, machine, settle), *exposed(plan, machine, settle, elsewhere))
+            (
+                *_timed_choices(plan),
+                *topology(plan, machine, settle),
+                *exposed(plan, machine, settle, elsewhere),
+                *(() if lacks_rows(plan) else missing(plan, machine.numbers, used.times)),
+            )
         ),
     )
 

@@ -209,6 +209,12 @@ CODES: dict[str, Code] = {
             law="A step waits for communication for less than a third of its time.",
         ),
         Code(
+            code="SW207",
+            severity="warning",
+            title="a step without a time",
+            law="The chip has every number that the time of a step depends on.",
+        ),
+        Code(
             code="SW301",
             severity="error",
             title="weights sent in place of tokens",

@@ -17,12 +17,14 @@ KIND_OF_DEVICE: Mapping[str, str] = {
     "TPU7x": "tpu7x",
     "NVIDIA A100-SXM4-80GB": "a100",
     "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H800": "h800",
     "NVIDIA H200": "h200",
     "NVIDIA B200": "b200",
     "NVIDIA GB200": "gb200",
     "NVIDIA B300": "b300",
     "NVIDIA GB300": "gb300",
     "AMD Instinct MI300X": "mi300x",
+    "AMD Instinct MI325X": "mi325x",
     "AMD Instinct MI355X": "mi355x",
 }
 """Kinds of chips.toml. A device with another name (a PCIe card, a part of a GPU) is none of them."""

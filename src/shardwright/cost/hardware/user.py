@@ -3,7 +3,8 @@
 ```toml
 kind = "h100"            # the chips that the numbers are of
 program = "compiled"     # or "eager", or "fused" by hand: what runs, where that is not the engine's own
-overlap = ["tensor"]     # gathers and scatters of tensor parallelism run inside of its products; "expert": exchanges beside another microbatch's
+overlap = ["tensor"]     # gathers and scatters of tensor parallelism run inside of its products; "data": sums over replicas beside passes;
+                         # "expert": exchanges of tokens beside another microbatch's products
 
 [numbers]                # they replace those of the table (chips.toml, measured.toml)
 scale_out_bytes_per_s = 25e9
@@ -30,8 +31,9 @@ from shardwright.cost.hardware.chips import ChipNumbers, Cited, Number, chip_of,
 LARGEST_FILE = 1 << 20
 KEYS = {"kind", "name", "network", "program", "overlap", "numbers", "measured"}
 PROGRAMS = ("eager", "compiled", "fused")
-OVERLAPS = ("tensor", "expert")
-"""The roles whose collectives a program may run inside of products, or, of experts, beside those of another microbatch."""
+OVERLAPS = ("tensor", "data", "expert")
+"""The roles whose collectives a program may run inside of its products, or, of replicas, beside the passes of a step, or, of experts, beside the
+products of another microbatch."""
 
 OF_RUNS = {"step_latency_s"}
 """Numbers that only a file has."""

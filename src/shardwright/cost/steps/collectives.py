@@ -10,11 +10,11 @@ same of a device out of its domain. n: devices along a line of a torus.
 | node | V (g-1) / (g W) | b (g-1) / (g W) | b / W | book, GPUs |
 | between domains | V (M-1) / (M g E) | b (M-1) / (M E) | b / E | book, GPUs |
 
-Traffic inside and between domains overlaps, so the longer of the two counts. An all-reduce is a reduce-scatter and an
-all-gather: twice. In one ring an all-to-all is a quarter of an all-gather of N b, as in the book; over several dims it
-uses the links of all of them at once. Latency on a torus: a microsecond for each hop of the longest path, if that is
-longer than the bytes take (book). On a switch: NCCL's base latency, added to the bytes (NCCL, tuning). Between slices
-none is known.
+Traffic inside and between domains overlaps, so the longer of the two counts; on a switch a part of the shorter too (``rings.py``). An
+all-reduce is a reduce-scatter and an all-gather: twice. In one ring an all-to-all is a quarter of an all-gather of N b, as in the book; over
+several dims it uses the links of all of them at once. Latency on a torus: a microsecond for each hop of the longest path, if that is
+longer than the bytes take (book). On a switch: NCCL's base latency and that of each step of a ring or a tree, added to the bytes
+(``rings.py``). Between slices none is known.
 
 Book: How To Scale Your Model (jax-ml.github.io/scaling-book), 2026.
 """
@@ -27,6 +27,7 @@ from math import inf
 from shardwright.core.plan.plan import PlannedCollective
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import Group, Line, MeshMapping
+from shardwright.cost.steps.rings import NO_STEPS, RINGS, Steps, ring_seconds
 
 PASSES = {"all-reduce": 2}
 """Time of a collective in multiples of an all-gather's, if not 1."""
@@ -35,7 +36,7 @@ PASSES = {"all-reduce": 2}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Bandwidth and latency of the links. ``out_bytes_per_s`` None: no source was checked for it. ``memory_bytes_per_s``: of a device.
-    ``at_once``: how many collectives over different links run at the same time."""
+    ``at_once``: how many collectives over different links run at the same time. ``steps``: of rings and trees on a switch."""
 
     link_bytes_per_s: float
     out_bytes_per_s: float | None
@@ -43,6 +44,7 @@ class Rates:
     is_torus: bool
     memory_bytes_per_s: float = inf
     at_once: int = 1
+    steps: Steps = NO_STEPS
 
     @classmethod
     def of(cls, chip: ChipNumbers, reading: Reading) -> Rates:
@@ -57,6 +59,7 @@ class Rates:
             is_torus=torus,
             memory_bytes_per_s=chip.limit("hbm_bytes_per_s"),
             at_once=chip.integer("collectives_at_once") if "collectives_at_once" in chip.numbers else 1,
+            steps=Steps.of(chip),
         )
 
 
@@ -90,9 +93,17 @@ def time_of(kind: str, bytes_per_device: int, group: Group, rates: Rates) -> Tim
     elif kind in ("permute", "send-recv"):
         sent_s = _permuted(bytes_per_device, group, rates)
     else:
-        sent_s = max(
-            _gathered_inside(bytes_per_device, group, rates), _gathered_outside(bytes_per_device, group, rates)
+        inside_s, outside_s = (
+            _gathered_inside(bytes_per_device, group, rates),
+            _gathered_outside(bytes_per_device, group, rates),
         )
+        if not rates.is_torus and kind in RINGS:
+            passes = PASSES.get(kind, 1)
+            seconds, latency_s = ring_seconds(
+                kind, bytes_per_device, (passes * inside_s, passes * outside_s), group, rates.latency_s, rates.steps
+            )
+            return Time(seconds=seconds, latency_s=latency_s)
+        sent_s = max(inside_s, outside_s)
     passes = PASSES.get(kind, 1)
     if rates.is_torus:
         hops = sum(line.hops for line in group.lines)

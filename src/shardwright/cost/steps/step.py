@@ -4,14 +4,19 @@
 |---|---|
 | gathers of weights, reductions of their gradients | the compute of the same component in the same phase |
 | those of experts' matrices in XLA's programs for GPUs | a part (``OF_A_LOOP``): one loop multiplies by all three matrices, so they run beside the other products of a layer, or beside none |
-| a ring's permutes | the same |
+| those of ``fully_shard`` in PyTorch | the compute of all components of a layer: it gathers the next layer while one computes |
+| a ring's permutes | the compute of the same component in the same phase |
 | on TPUs, gathers and scatters of tensor parallelism | the same: the compiler splits the products with them |
 | the same on GPUs, where a file of numbers has ``overlap`` | the same: kernels send while they multiply |
 | exchanges of tokens with experts, where a file of numbers has ``overlap`` for them | the compute of all components: while one microbatch's tokens are sent, another's are multiplied |
 | reductions over replicas, once a step | nothing: they run after the last product. On PyTorch those of ``fully_shard`` run beside the backward pass of the last microbatch |
+| the same, and gathers of updated weights, where ``overlap`` has ``data`` | one microbatch's backward and forward pass: of the last, and of the first of the next step |
 | any other collective of activations | nothing: the next product waits for it |
 | copies of activations to the host | the forward pass |
 | copies back | the backward pass and what it makes again. On PyTorch nothing: each begins where it is needed |
+
+Hidden communication is free, but where a chip has ``hidden_cost_share``: kernels of collectives take that share of their time from the products beside
+them. On AMD's it was measured. On NVIDIA's ``kernels_share`` has it: as a term of its own it made published steps worse (docs/cost.md).
 
 The time of a step is the sum of the compute (``precision.py``), the passes of optimizer and quantizers through memory, the exposed
 communication and the exposed copies. That of a pipeline is its timetable's on a clock (``pipeline.py``). Of a user's own program no stages are known; its
@@ -45,6 +50,9 @@ LOOP = "the loop of experts"
 
 EXCHANGE = "the exchange of tokens"
 """Stands for a component: of one microbatch's exchanges that are sent beside the products of another."""
+
+LAYER = "a layer"
+"""Stands for all components of a layer: of what ``fully_shard`` gathers and reduces beside them."""
 
 Times = Sequence[Time | None]
 """The time of one execution of each collective of a plan, in its order."""
@@ -175,28 +183,46 @@ def phase_times(
             hidden = OF_A_LOOP[one.phase]
             hideable[LOOP, one.phase] = hideable.get((LOOP, one.phase), 0.0) + hidden * second
             open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + (1 - hidden) * second
-        elif one.kind == "permute" or of_weights or _inside_products(plan, chip, one) or _inside_backward(plan, one):
-            where = one.component, one.phase
+        elif (
+            one.kind == "permute"
+            or of_weights
+            or _inside_products(plan, chip, one)
+            or _inside_backward(plan, chip, one)
+        ):
+            pooled = plan.request.engine == "torch" or one.phase == "update"
+            where = LAYER if pooled and _is_of_layers(plan, one) else one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         elif one.ragged and "expert" in chip.overlap:
             hideable[EXCHANGE, one.phase] = hideable.get((EXCHANGE, one.phase), 0.0) + second
         else:
             open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + second
-    # What the last microbatch's backward pass leaves of its time is for the sums over replicas that run beside it.
+    of_layers = {row.component for row in plan.weights if row.stack is not None}
+
+    def left(component: str, phase: Phase) -> float:
+        """The compute beside which a component's collectives run, without that which others hide behind."""
+        if component != LAYER:
+            return max(0.0, computing.get((component, phase), 0.0) - hideable.get((component, phase), 0.0))
+        return max(0.0, sum(computing.get((of, phase), 0.0) - hideable.get((of, phase), 0.0) for of in of_layers))
+
     behind: dict[tuple[str, Phase], float] = dict(computing)
     for component, phase in hideable:
         if phase == "update":
-            backward = component, "backward"
-            left = max(0.0, computing.get(backward, 0.0) - hideable.get(backward, 0.0))
-            behind[component, phase] = left / plan.request.microbatches
+            # What the last microbatch's backward pass leaves of its time is for the sums over replicas that run beside it.
+            passes: Sequence[Phase] = ("backward", "forward") if "data" in chip.overlap else ("backward",)
+            gathered = sum(hideable.get((LAYER, of), 0.0) for of in passes) if component == LAYER else 0.0
+            free = max(0.0, sum(left(component, of) for of in passes) - gathered)
+            behind[component, phase] = free / plan.request.microbatches
+        elif component == LAYER:
+            behind[component, phase] = left(component, phase)
         elif component in ("residual", LOOP, EXCHANGE):
             # What shards the residual stream is gathered for the products of the other components, and scattered after them. Tokens are
             # exchanged beside all products of another microbatch.
             itself = "moe" if component == LOOP else component
             others = {of for of, when in computing if when == phase and of != itself}
-            behind[component, phase] = computing.get((component, phase), 0.0) + sum(
-                max(0.0, computing[of, phase] - hideable.get((of, phase), 0.0)) for of in others
+            behind[component, phase] = computing.get((component, phase), 0.0) + max(
+                0.0, sum(left(of, phase) for of in others) - hideable.get((LAYER, phase), 0.0)
             )
+    lost = chip.read("hidden_cost_share") if "hidden_cost_share" in chip.numbers else 0.0
     phases: Iterable[Phase] = get_args(Phase)
     compute = {phase: sum(time for (_, of), time in computing.items() if of == phase) for phase in phases}
     copies = to_host_seconds(plan, chip, reading) or 0.0
@@ -208,10 +234,19 @@ def phase_times(
             host_exposed=max(0.0, waiting.get(phase, 0.0)),
             communication=communication.get(phase, 0.0),
             exposed=open_seconds.get(phase, 0.0)
-            + sum(max(0.0, second - behind.get(where, 0.0)) for where, second in hideable.items() if where[1] == phase),
+            + sum(
+                second - (1.0 - lost) * min(second, behind.get(where, 0.0))
+                for where, second in hideable.items()
+                if where[1] == phase
+            ),
         )
         for phase in phases
     }
+
+
+def _is_of_layers(plan: Plan, one: PlannedCollective) -> bool:
+    rows = plan.by_name
+    return all(name in rows and rows[name].kind == "weight" and rows[name].stack is not None for name in one.tensors)
 
 
 def _of_a_loop(plan: Plan, chip: ChipNumbers, one: PlannedCollective) -> bool:
@@ -220,11 +255,16 @@ def _of_a_loop(plan: Plan, chip: ChipNumbers, one: PlannedCollective) -> bool:
     return in_blocks and all(is_of_experts(plan, name) for name in one.tensors)
 
 
-def _inside_backward(plan: Plan, one: PlannedCollective) -> bool:
-    """Whether ``fully_shard`` sums gradients over replicas: beside the backward pass of the last microbatch."""
-    if plan.request.engine != "torch" or one.phase != "update":
+def _inside_backward(plan: Plan, chip: ChipNumbers, one: PlannedCollective) -> bool:
+    """Whether gradients are summed over replicas beside the backward pass of the last microbatch: by ``fully_shard``, or where the chips'
+    file says so."""
+    if one.phase != "update":
         return False
     rows = plan.by_name
+    if "data" in chip.overlap:
+        return all(name in rows and rows[name].kind == "weight" for name in one.tensors)
+    if plan.request.engine != "torch":
+        return False
     return all(name in rows and rows[name].kind == "weight" and rows[name].shard_group for name in one.tensors)
 
 
