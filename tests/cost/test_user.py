@@ -10,7 +10,7 @@ import pytest
 from shardwright.core.findings.errors import InputError
 from shardwright.cost import price, read_machine
 from shardwright.cost.hardware.user import OVERLAPS
-from tests.cost.plans import plan_of
+from tests.cost.plans import plan_of, priced
 
 MINE = """
 kind = "own"
@@ -169,3 +169,29 @@ def test_numbers_of_other_sources_in_a_file_widen_the_range(file):
 def test_chips_whose_numbers_were_not_checked_are_refused_with_the_reason():
     assert refused("trn2:16").startswith("--chips: 'trn2' has no numbers here: Trainium2 has 667 TF/s")
     assert read_machine("mi300x:2x8").num_devices == 16
+
+
+def test_sums_over_replicas_run_beside_the_passes_where_a_file_says_so(file) -> None:
+    path = file('kind = "h100"\noverlap = ["data"]\n')
+    waits, beside = (
+        priced("llama3-8b", "ddp", f"h100:4x8{own}", mesh_sizes={"data": 32}, batch=64, length=4096).step
+        for own in ("", f"+{path}")
+    )
+    assert waits is not None
+    assert beside is not None
+    assert beside.communication_seconds == waits.communication_seconds
+    # Of the layers' sums nothing is left; the ends have their own.
+    assert beside.exposed_seconds < 0.3 * waits.exposed_seconds
+    assert beside.compute_seconds == waits.compute_seconds
+
+
+def test_a_rate_that_is_missing_is_a_finding_that_names_it(file) -> None:
+    """Both kinds of numbers: of a link out of a node, and of products of codes."""
+    plan = priced("llama3-8b", "fsdp", "mi325x:2x8", mesh_sizes={"fsdp": 16}, batch=16, length=4096)
+    (finding,) = [one for one in plan.findings if one.code == "SW207"]
+    assert plan.step is None
+    assert "scale_out_bytes_per_s" in finding.needed
+    path = file('kind = "mi325x"\n[numbers]\nscale_out_bytes_per_s = 50e9\n')
+    plan = priced("llama3-8b", "fsdp", f"mi325x:2x8+{path}", mesh_sizes={"fsdp": 16}, batch=16, length=4096)
+    assert plan.step is not None
+    assert not [one for one in plan.findings if one.code == "SW207"]
