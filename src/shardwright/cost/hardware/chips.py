@@ -51,8 +51,10 @@ class Number:
 
     def read(self, reading: Reading) -> float:
         """The number that is used, or the largest or smallest of all sources."""
+        if reading == "used" or not self.others:
+            return self.used.value
         values = [self.used.value, *(other.value for other in self.others)]
-        return {"used": values[0], "fastest": max(values), "slowest": min(values)}[reading]
+        return max(values) if reading == "fastest" else min(values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

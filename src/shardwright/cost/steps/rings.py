@@ -81,12 +81,14 @@ def ring_seconds(
     latency_s = base_s + steps.seconds(kind, group)
     if not steps.inside_s:
         return latency_s + longer, latency_s
-    ways = [(latency_s + longer + serial_share(unsharded_bytes / group.size) * shorter, latency_s)]
-    quick_s = QUICK_BASE_S + QUICK.seconds(kind, group)
-    ways.append((quick_s + max(inside_s / QUICK_SHARES[0], outside_s / QUICK_SHARES[1]), quick_s))
+    sent = longer + serial_share(unsharded_bytes / group.size) * shorter if shorter else longer
+    fastest = latency_s + sent, latency_s
+    if longer < latency_s:
+        quick_s = QUICK_BASE_S + QUICK.seconds(kind, group)
+        fastest = min(fastest, (quick_s + max(inside_s / QUICK_SHARES[0], outside_s / QUICK_SHARES[1]), quick_s))
     if steps.switch_share is not None and group.domains == 1:
-        ways.append((IN_SWITCH_S + inside_s / steps.switch_share, IN_SWITCH_S))
-    return min(ways)
+        fastest = min(fastest, (IN_SWITCH_S + inside_s / steps.switch_share, IN_SWITCH_S))
+    return fastest
 
 
 def serial_share(shard_bytes: float) -> float:
