@@ -9,15 +9,15 @@ from time import process_time
 import pytest
 
 from shardwright import load_layout, make_plan
-from shardwright.core.findings.codes import (
+from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.position import located
+from shardwright.core.findings.thresholds import (
     MEMORY_WARNING_SHARE,
     OVERSHARDED_ELEMENTS,
     PADDING_WARNING_SHARE,
     REPLICATED_ERROR_SHARE,
     REPLICATED_WARNING_SHARE,
 )
-from shardwright.core.findings.finding import Finding
-from shardwright.core.findings.position import located
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.layout.wording import bytes_text, percent, product
 from shardwright.core.mesh.divisors import divisors, nearest_divisors, nearest_multiples

@@ -9,10 +9,11 @@ import re
 import pytest
 
 from shardwright import FindingsError
-from shardwright.core.findings.codes import CODES, SEVERITIES, THRESHOLDS
+from shardwright.core.findings.codes import CODES, SEVERITIES
 from shardwright.core.findings.errors import raise_errors
 from shardwright.core.findings.finding import Finding, count_by_severity, worst_first
 from shardwright.core.findings.position import Position
+from shardwright.core.findings.thresholds import THRESHOLDS
 
 FULL = Finding(
     code="SW107",

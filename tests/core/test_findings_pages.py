@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.findings.codes import CODES, NOT_RUN, THRESHOLDS
+from shardwright.core.findings.codes import CODES, NOT_RUN
+from shardwright.core.findings.thresholds import THRESHOLDS
 from tests.golden.compiled_cases import ON_PAGES
 from tests.golden.findings_pages import FOLDER, SECTIONS, findings_of, of_the_page, page_of, shown
 

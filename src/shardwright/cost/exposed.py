@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 
 from shardwright.core.checks import drafts
 from shardwright.core.checks.edits import both, option, resized
-from shardwright.core.findings.codes import EXPOSED_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import EXPOSED_WARNING_SHARE
 from shardwright.core.layout.wording import every, percent
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan

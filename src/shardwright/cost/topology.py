@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.checks import drafts as core_drafts
 from shardwright.core.checks.edits import by_way_of_nodes, mesh_order, moe_move, resized
-from shardwright.core.findings.codes import LATENCY_INFO_SHARE
 from shardwright.core.findings.draft import Candidate, Draft, Key
 from shardwright.core.findings.errors import FindingsError
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import LATENCY_INFO_SHARE
 from shardwright.core.layout.wording import bytes_text, count, every, percent, product
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan, PlannedCollective

@@ -11,9 +11,9 @@ from shardwright.compiled.findings.fixes import Fixable
 from shardwright.compiled.reading.program import CompiledProgram, Temporary
 from shardwright.core.checks.edits import option
 from shardwright.core.checks.memory import cures
-from shardwright.core.findings.codes import DONATED_SHARE
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import DONATED_SHARE
 from shardwright.core.layout.wording import bytes_text, percent, with_article
 from shardwright.core.plan.plan import Plan
 

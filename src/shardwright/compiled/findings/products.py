@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.reading.program import CompiledProgram
-from shardwright.core.findings.codes import FLOPS_WARNING_SHARE
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import FLOPS_WARNING_SHARE
 from shardwright.core.layout.wording import percent
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.resolve import expert_axes, traffic_of

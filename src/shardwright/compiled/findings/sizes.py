@@ -10,8 +10,8 @@ from shardwright.compiled.agreement.rewrites import family
 from shardwright.compiled.agreement.widths import widest_float
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, place_of, seconds_of, several_times
 from shardwright.compiled.reading.program import CompiledCollective, CompiledProgram
-from shardwright.core.findings.codes import EXPANDED_WARNING_RATIO, GATHERED_ERROR_SHARE
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import EXPANDED_WARNING_RATIO, GATHERED_ERROR_SHARE
 from shardwright.core.layout.wording import bytes_text
 from shardwright.core.plan.plan import Plan, PlannedCollective
 

@@ -8,8 +8,9 @@ from shardwright.compiled.agreement.agreement import Agreement
 from shardwright.compiled.agreement.matching import AgreementRow
 from shardwright.compiled.findings.wording import cost_of, of_tensors, place, several_times
 from shardwright.compiled.reading.program import CompiledProgram
-from shardwright.core.findings.codes import UNMATCHED_ERROR_SHARE, Severity
+from shardwright.core.findings.codes import Severity
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import UNMATCHED_ERROR_SHARE
 from shardwright.core.plan.plan import Plan
 
 SUMS = ("all-reduce", "reduce-scatter")

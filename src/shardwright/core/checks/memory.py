@@ -7,9 +7,9 @@ from functools import reduce
 
 from shardwright.core.checks.edits import both, devices, entry, option, resized
 from shardwright.core.checks.rows import rows_to_divide
-from shardwright.core.findings.codes import MEMORY_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
 from shardwright.core.layout.wording import bytes_text, percent, with_article
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan

@@ -15,10 +15,11 @@ from shardwright.core.checks.tensors import (
     unsharded_bytes,
     weight_rows,
 )
-from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.findings.codes import Severity
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.position import Position
+from shardwright.core.findings.thresholds import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE
 from shardwright.core.layout.wording import bytes_text, every, others, percent, product
 from shardwright.core.mesh.notation import place_in
 from shardwright.core.model.table import Weight

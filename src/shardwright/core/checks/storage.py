@@ -9,9 +9,9 @@ from math import gcd
 
 from shardwright.core.checks.edits import entry, resized, rule
 from shardwright.core.checks.tensors import largest_first, weight_rows
-from shardwright.core.findings.codes import OVERSHARDED_ELEMENTS
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import OVERSHARDED_ELEMENTS
 from shardwright.core.layout.roles import ROLES, UNIT_NAMES
 from shardwright.core.layout.wording import counted, every, others, product
 from shardwright.core.mesh.divisors import divisors

@@ -8,9 +8,9 @@ from math import ceil
 from shardwright.core.boxes.reloading import reloading
 from shardwright.core.checks.edits import attention_move, resized
 from shardwright.core.checks.tensors import largest_first, weight_rows
-from shardwright.core.findings.codes import PADDING_WARNING_SHARE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import PADDING_WARNING_SHARE
 from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, UNIT_NAMES
 from shardwright.core.layout.wording import count, counted, either, every, others, percent, plural, product
 from shardwright.core.mesh.divisors import divisors, nearest_divisors

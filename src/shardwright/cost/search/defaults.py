@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from math import ceil
 
 from shardwright.core.checks import drafts
-from shardwright.core.findings.codes import MEMORY_WARNING_SHARE, OF_THE_CHIP
+from shardwright.core.findings.codes import OF_THE_CHIP
 from shardwright.core.findings.effect import Price
 from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
 from shardwright.core.layout.auto import LAYOUT, AutoChoice
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.plan.plan import Plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import REPLICATED_ERROR_SHARE
 from shardwright.core.layout.wording import bytes_text, every, others, percent
 from shardwright.interop.maxtext.checks.drafted import Drafted
 from shardwright.interop.maxtext.reading.vocabulary import GUARD_TOLERANCE, GUARDED

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from shardwright.core.findings.codes import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE, Severity
+from shardwright.core.findings.codes import Severity
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
+from shardwright.core.findings.thresholds import REPLICATED_ERROR_SHARE, REPLICATED_WARNING_SHARE
 from shardwright.core.layout.wording import bytes_text, every, others, percent, product
 from shardwright.interop.maxtext.checks.dispatch import EXPERTS
 from shardwright.interop.maxtext.checks.drafted import Drafted, Remedy, in_place, without
