@@ -1,6 +1,7 @@
 """Seconds of collectives, of products, and of a step.
 
 collectives.py  seconds of one collective, in closed form
+rings.py        latencies of gathers, scatters and sums on a switch, by the size of their group
 flops.py        what one device computes in a step
 routing.py      how many rows the experts of a device receive
 products.py     the rate that a product reaches by its shape, and that of attention
