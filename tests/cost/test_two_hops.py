@@ -11,8 +11,8 @@ from shardwright.core.plan.plan import Plan, StepCost
 from shardwright.core.planning import make_plan, resolve
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
+from shardwright.cost.choices.moe import moe_seconds
 from shardwright.cost.hardware.links import map_mesh
-from shardwright.cost.moe import moe_seconds
 from shardwright.cost.steps.routing import bytes_between_hops, filled_share, sent_times, shares_of_one
 from shardwright.cost.steps.step import timed
 from shardwright.models import build

@@ -36,7 +36,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "checks",
         "",
     ),
-    "cost": ("hardware", "steps", "", "search"),
+    "cost": ("hardware", "steps", "choices", "", "search"),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("retention", "format", "folder", "reading", "exchange", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),

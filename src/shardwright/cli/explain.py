@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from shardwright.cli.pages import page_of
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request, with_choice
@@ -11,7 +12,6 @@ from shardwright.cli.typed.verbs import ExplainVerb
 from shardwright.core.findings.codes import CODES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.findings.pages import page_of
 from shardwright.core.why import reasons
 
 

@@ -1,7 +1,5 @@
 """The numbers of each chip with their sources, and the time of a plan on a machine. docs/cost.md is its page.
 
-hops.py      collectives over an entire TPU slice: in one, in two hops or in chunks, by time
-moe.py       moving tokens or expert weights, by time
 stages.py    the units of a pipeline's stages, by time and bytes
 topology.py  SW201, SW202, SW204
 on_host.py   SW205: copies to the host that take longer than what they save

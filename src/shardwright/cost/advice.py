@@ -22,10 +22,10 @@ from shardwright.core.layout.wording import bytes_text, count
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.resolution.request import Request
+from shardwright.cost.choices.hops import choose_hops
+from shardwright.cost.choices.moe import choose_by_time
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
-from shardwright.cost.hops import choose_hops
-from shardwright.cost.moe import choose_by_time
 from shardwright.cost.stages import assign_by_time, with_unit_costs
 from shardwright.cost.steps.pipeline import timed_pipeline
 from shardwright.cost.steps.step import timed

@@ -5,7 +5,6 @@ finding.py     one finding, with law, place, found, needed, fix and cost
 effect.py      a step before and after a fix
 codes.py       every code with its severity and law
 thresholds.py  the numbers that decide a severity
-pages.py       the page of a code
 draft.py       a finding before its fix is selected
 position.py    where a value is in a user's text
 nearest.py     the known name closest to a misspelt one

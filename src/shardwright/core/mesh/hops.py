@@ -17,7 +17,7 @@ A gather over a part of the slice is not rewritten, and few scatters are (``docs
 | ``chunks`` | a hop for each dim, of each of as many chunks as there are dims; the chunks take the dims in rotated orders | N | those of all dims, where hops run at the same time |
 
 A gather takes the hops of a **route** in their order, a reduce-scatter in the reverse order. The last hop of a gather has nearly
-all of the bytes, so the links of its dims decide its time. Which way takes the least is the machine's (``cost/hops.py``).
+all of the bytes, so the links of its dims decide its time. Which way takes the least is the machine's (``cost/choices/hops.py``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The page of a code: beside this file in an installed package, in docs/findings in a clone."""
+"""The page of a finding's code: in the installed package, or in docs/findings of a clone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from shardwright.core.findings.codes import CODES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 
-FOLDERS = (Path(__file__).parent / "pages", Path(__file__).parents[4] / "docs" / "findings")
+PACKAGE = Path(__file__).parents[1]
+FOLDERS = (PACKAGE / "core" / "findings" / "pages", PACKAGE.parents[1] / "docs" / "findings")
 
 
 def page_of(code: str) -> str:
