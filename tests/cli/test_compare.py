@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_not_the_fastest(capsys: pytest.CaptureFixture[str]
     assert first["answer"]["fits"] is False
     main(line.split())
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith("is fsdp." if second["answer"]["fits"] else "the memory that it needs.")
+    assert last.endswith("is fsdp." if second["answer"]["fits"] else "fits, and has a time.")
 
 
 def test_without_chips_nothing_is_the_fastest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,3 +65,23 @@ def test_without_chips_nothing_is_the_fastest(capsys: pytest.CaptureFixture[str]
 def test_bad_input(capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
     assert main(line.split()) == 2
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_model_among_the_layouts_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in ("compare", "diff"):
+        assert main([verb, "llama3-8b", "fsdp"]) == 2
+        assert "'llama3-8b' is a model, and layouts are compared: --model llama3-8b" in capsys.readouterr().err
+
+
+def test_of_two_models_none_is_the_fastest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{model}.lock.json") for model in ("llama3-8b", "llama3-1b")]
+    for path in paths:
+        main(["lock", Path(path).name.partition(".")[0], "--layout", "fsdp", *OPTIONS.split(), "--out", path])
+    capsys.readouterr()
+    for verb in ("compare", "diff"):
+        main([verb, *paths])
+        text = capsys.readouterr().out
+        assert "llama3-8b" in text
+        assert "llama3-1b" in text
+        assert "fastest" not in text
+        assert "times as many tokens" not in text

@@ -38,3 +38,17 @@ def test_a_build_has_the_pages(tmp_path: Path) -> None:
     subprocess.run([*command, "--build-lib", str(tmp_path / "lib")], cwd=ROOT, check=True, capture_output=True)
     built = tmp_path / "lib" / "shardwright" / "core" / "findings" / "pages"
     assert {page.stem for page in built.iterdir()} == set(CODES)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("SW312 --chips h100:8", "SW312 has a page, whatever the plan. Leave the options of a plan out."),
+        ("SW312 --layout fsdp --json", "SW312 has a page, whatever the plan."),
+        ("SW312 layers.attention.q", "SW312 is the code of a finding, and has no tensors."),
+        ("llama3-8b", "llama3-8b is a model: of which tensor?"),
+    ],
+)
+def test_what_a_page_does_not_take(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *line.split()]) == 2
+    assert message in capsys.readouterr().err

@@ -206,6 +206,21 @@ def test_hugging_face(here, capsys):
     assert "  plan it     shardwright plan mixtral-test --set num_layers=2 embed=64" in out
 
 
+def test_the_command_of_a_config_plans_what_the_config_plans(here, capsys):
+    config = {
+        "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+        "num_key_value_heads": 4, "vocab_size": 1024, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    (here / "config.json").write_text(json.dumps(config))
+    _, out, _ = run(capsys, "huggingface", "config.json", "--json")
+    plans = []
+    for model in (json.loads(out)["command"].split(), ["config.json"]):
+        assert main(["plan", *model, "--layout", "fsdp", "--mesh", "fsdp=2", "--json"]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    assert [plan["dtype"] for plan in plans] == ["bfloat16", "bfloat16"]
+    assert plans[0]["memory"] == plans[1]["memory"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

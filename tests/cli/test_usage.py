@@ -34,6 +34,7 @@ REFUSED = {
     f"{PLAN} --to x": "plan: argument 3 is '--to', and no option of this verb.",
     f"{PLAN} ---json": "plan: argument 3 is '---json', and no option of this verb. Did you mean --json?",
     "--version plan": "--version stands alone, and argument 2 is 'plan'. Leave it out.",
+    f"{PLAN} -chips h100:8": "plan: argument 3 is '-chips', and no option of this verb. It has two dashes: --chips.",
     f"{PLAN} -j": "plan: argument 3 is '-j', and no option of this verb.",
     f"{PLAN} --version": "plan: argument 3 is '--version', and no option of this verb. It stands alone: shardwright --version.",
     f"{PLAN} fsdp": "plan: argument 3 is 'fsdp', and this verb takes MODEL only.",

@@ -104,8 +104,8 @@ def test_a_lock_whose_answer_is_none_is_refused(capsys: pytest.CaptureFixture[st
         ("--tokens 15T", "--tokens needs --chips"),
         ("--tokens 0 --chips h100:1x8", "--tokens is 0"),
         ("--price 2 --chips h100:1x8", "--price is that of a device for an hour of a training, so it needs --tokens"),
-        ("--tokens 1T --price -2 --chips h100:1x8", "--price is -2.0, and must be a finite number above 0"),
-        ("--tokens 1T --price nan --chips h100:1x8", "--price is nan, and must be a finite number above 0"),
+        ("--tokens 1T --price -2 --chips h100:1x8", "--price is -2, and must be above 0 and at most 1,000,000"),
+        ("--tokens 1T --price nan --chips h100:1x8", "--price is nan, and must be above 0 and at most 1,000,000"),
         ("--tokens 15X --chips h100:1x8", "'15X' is not a number of tokens"),
         ("--tokens 0.5 --chips h100:1x8", "'0.5' is not a number of tokens"),
         ("--show weights,weigths", "--show: 'weigths' is no section of a plan"),
@@ -138,4 +138,35 @@ def test_equal_plans_are_called_equal() -> None:
 
 def test_a_short_training_has_its_hours() -> None:
     text = training_text(Training(tokens=10**9, days=0.0123, device_hours=2.4, price=None))
-    assert text == "0.012 days, 2 device-hours"
+    assert text == "0.0123 days, 2.4 device-hours"
+
+
+def test_a_training_whose_step_has_no_time_has_no_days(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["plan", "llama3-8b", "--layout", "fsdp", "--chips", "b300:64", "--batch", "64", "--tokens", "15T"])
+    assert "  15T tokens  no days: a step has no time" in capsys.readouterr().out
+
+
+def test_what_stages_wait_is_in_the_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "plan llama3-8b --layout pp --mesh stage=4 --chips h100:64 --batch 64 --microbatches 4"
+    step = said(capsys, line)["step"]
+    main(line.split())
+    shown = f"{step['idle_seconds'] / step['seconds']:.3g}".removeprefix("0.")
+    assert f"waiting   {shown[:2]}." in capsys.readouterr().out
+
+
+def test_a_lock_and_its_plan_show_the_same_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = f"{OPTIONS} --tokens 15T --price 2"
+    main(["lock", "llama3-70b", *options.split(), "--out", str(tmp_path / "a.lock.json")])
+    capsys.readouterr()
+    main(["diff", str(tmp_path / "a.lock.json"), "fsdp"])
+    lines = capsys.readouterr().out.split("on its chips")[1].splitlines()[2:11]
+    assert all(line.split()[-1] == line.split()[-2] or "GiB" in line or " s" in line for line in lines), lines
+    assert lines[-1].split()[0] == "cost"
+
+
+def test_a_cost_is_the_price_times_the_hours_that_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    main([*["plan", "llama3-8b", "--layout", "fsdp", "--chips", "h100:8", "--batch", "8", "--tokens", "100M", "--price", "2"]])
+    line = next(line for line in capsys.readouterr().out.splitlines() if "device-hours" in line)
+    hours, cost = (float(line.split(word)[0].split()[-1].replace(",", "")) for word in (" device-hours", " at 2"))
+    assert cost == pytest.approx(2 * hours, rel=1e-3)
+    assert main(["plan", "llama3-8b", "--chips", "h100:8", "--tokens", "1T", "--price", "1e308"]) == 2

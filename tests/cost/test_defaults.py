@@ -68,3 +68,33 @@ def test_what_is_typed_stays(capsys):
 def test_a_step_of_which_devices_have_no_row_has_no_time(capsys):
     code, plan = printed(capsys, "llama3-8b", "--layout", "fsdp", "--batch", "64", "--chips", "h100:32x8")
     assert (code, plan["step"]) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "chips"), [("llama3-70b", "gb200:2x72"), ("llama3-8b", "gb200:72"), ("mixtral-8x7b", "h100:96")]
+)
+def test_devices_that_are_no_power_of_two_shard_by_their_even_factor(capsys, model, chips):
+    assert "fits" in held_to_the_law(capsys, model, chips)
+    code, plan = printed(capsys, model, "--chips", chips)
+    # No weight is left whole on each device, as it is where no axis divides its dims.
+    assert (code, plan["layout"] != "ddp") == (0, True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["", "--layout fsdp", "--layout pp --mesh stage=4", "--layout fsdp-tp --mesh tensor=4"],
+)
+def test_microbatches_that_are_typed_all_have_rows(capsys, options):
+    code, plan = printed(capsys, "llama3-8b", "--chips", "h100:64", "--microbatches", "16", *options.split())
+    assert (code, plan["batch"] % (16 * 8)) == (0, 0)
+    assert plan["step"]["seconds"] is not None
+
+
+def test_the_next_is_valid_and_no_faster_than_what_was_chosen(capsys):
+    sizes = ["num_layers=4", "embed=512", "num_heads=8", "num_kv_heads=4", "head_dim=64", "mlp=1024", "vocab=1024"]
+    options = ["llama3-test", "--chips", "h100:8", "--set", *sizes]
+    _, plan = printed(capsys, *options)
+    choice = plan["choices"][0]
+    assert choice["costs"][choice["chosen"]] == min(choice["costs"].values())
+    following = sorted(choice["costs"], key=choice["costs"].get)[1]
+    assert printed(capsys, *options, *following.split())[0] == 0

@@ -12,7 +12,7 @@ from shardwright.cost import read_machine
 from shardwright.cost.hardware.written import kind_and_shape
 
 FORM = (
-    "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8. "
+    "Expected: KIND:SHAPE, as in v5p:4x4x4, v5p:4x4x4*2 for two slices, h100:8x8, h100:64 or cpu:8. "
     "A file of your own numbers follows as +FILE."
 )
 
@@ -113,7 +113,7 @@ def test_names_of_cloud_tpu_have_their_shapes(cores: int, shape: str) -> None:
     [
         ("v5p-7", "counts TensorCores, of which a chip of v5p has 2"),
         ("v5p-48", "is 24 chips of v5p, and no slice has so many"),
-        ("h100:12", "is 12 GPUs, and a node of H100 SXM has 8: 1 nodes and 4 more. Give nodes and GPUs, as h100:1x8"),
+        ("h100:12", "is 12 GPUs, and a node of H100 SXM has 8: 1 node and 4 more. Give nodes and GPUs, as h100:1x8"),
     ],
 )
 def test_a_number_without_a_shape(text: str, message: str) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from shardwright.cli.pages import page_of
 from shardwright.cli.typed.model_file import with_named_model
+from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import planned, typed_request, with_choice
 from shardwright.cli.typed.verbs import ExplainVerb
@@ -13,12 +15,15 @@ from shardwright.core.findings.codes import CODES
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.why import reasons
+from shardwright.models import names
 
 
 def run_explain(verb: ExplainVerb) -> int:
     """Print what a code means, an example with its fix, and why; or the axes that shard a tensor, and what decided it."""
     if verb.tensor is None:
         return _code(verb)
+    if verb.model.upper() in CODES:
+        raise InputError(f"{verb.model} is the code of a finding, and has no tensors. Leave '{verb.tensor}' out.")
     verb = with_named_model(verb, has_findings=False)
     plan = planned(with_choice(typed_request(verb.model, verb.layout, verb.plan), verb.layout, verb.plan))
     rows = plan.by_name
@@ -36,11 +41,17 @@ def run_explain(verb: ExplainVerb) -> int:
 
 
 def _code(verb: ExplainVerb) -> int:
+    if verb.model in names():
+        raise InputError(
+            f"{verb.model} is a model: of which tensor? Give its name, as {verb.model} residual.final_norm."
+        )
     if verb.model.upper() not in CODES:
         raise InputError(
             f"'{verb.model}' is no code of a finding. {did_you_mean(verb.model.upper(), CODES)} For a tensor give a model and the tensor's name, as "
             f"llama3-8b layers.attention.q."
         )
+    if verb.layout is not None or replace(verb.plan, json=False) != PlanOptions():
+        raise InputError(f"{verb.model.upper()} has a page, whatever the plan. Leave the options of a plan out.")
     page = page_of(verb.model)
     if verb.plan.json:
         code = CODES[verb.model.upper()]

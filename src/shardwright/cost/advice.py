@@ -18,7 +18,7 @@ from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.effect import Effect, Price
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.wording import bytes_text, count
+from shardwright.core.layout.wording import bytes_text
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.resolution.request import Request
@@ -185,7 +185,9 @@ def effect_text(before: Price, after: Price) -> str:
             f"{now}, as before" if now == then and after.tokens == before.tokens else f"{now} to {then}".lstrip()
         )
         if after.tokens != before.tokens:
-            parts[0] += f" for {count(after.tokens, 'token')} in place of {before.tokens:,}"
+            parts[0] += (
+                f" for {after.tokens:,} {'token' if after.tokens == 1 else 'tokens'} in place of {before.tokens:,}"
+            )
     if after.bytes_per_device != before.bytes_per_device:
         parts.append(f"{bytes_text(before.bytes_per_device)} to {bytes_text(after.bytes_per_device)} a device")
     return ", ".join(parts) or f"{bytes_text(after.bytes_per_device)} a device, as before"

@@ -166,6 +166,11 @@ class Difference:
         return sides[0] != sides[1]
 
     @property
+    def alike(self) -> bool:
+        """Whether a token costs both sides the same: they plan one model, with rows of one length."""
+        return (self.before.model, self.before.length) == (self.after.model, self.after.length)
+
+    @property
     def moved(self) -> bool:
         """Whether any tensor, collective, memory size or other compared field differs."""
         compiled = self.compiled is not None and self.compiled.moved

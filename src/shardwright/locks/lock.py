@@ -62,7 +62,7 @@ HELD_IF_SET = ("optimizer", "master_dtype", "gradients_dtype", "average", "loss_
 ANSWER = "answer"
 """The plan's answer, to ``ANSWER_DIGITS``: not compared."""
 
-ANSWER_DIGITS = 4
+ANSWER_DIGITS = 6
 
 ONE_A_LINE = (
     ("request",),

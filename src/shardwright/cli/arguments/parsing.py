@@ -153,6 +153,8 @@ class _Reader:
         others = [
             leaf for leaf in self.root.leaves() if spelt in (option.name for option in declaration(leaf.of).options)
         ]
+        if any(spelt in (option.name, *option.former) for option in options):
+            return f" It has two dashes: {spelt}."
         if others:
             return f" It is one of {_and([f'`{leaf.name}`' for leaf in others])}."
         if spelt == "--version":

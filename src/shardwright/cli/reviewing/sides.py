@@ -18,6 +18,7 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.resolution.mesh_sizes import Sizes, mesh_text
 from shardwright.layouts import load_layout
 from shardwright.locks.lock import Lock
+from shardwright.models import names as model_names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,9 @@ def compared_sides(names: Sequence[str], model: str | None, options: PlanOptions
 
     Raises InputError for one that is neither a layout nor a file of a plan, and FindingsError for a layout without a plan.
     """
+    for name in names:
+        if name in model_names():
+            raise InputError(f"'{name}' is a model, and layouts are compared: --model {name} before or after them.")
     saved = {name: read_saved(name) for name in names if is_saved(name)}
     locks = {name: side.lock for name, side in saved.items() if side.lock is not None}
     if locks and len(saved) == 1:

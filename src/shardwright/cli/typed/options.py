@@ -118,7 +118,13 @@ Patterns = Annotated[
 ]
 Metric = Annotated[str | None, one_of(*SAVED_METRICS)]
 Annotations = Annotated[str | None, one_of("github", "none")]
-Layout = Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: the model's natural one)")]
+Layout = Annotated[
+    Text,
+    arg(
+        metavar="NAME|FILE",
+        help_behavior_hint="(default: the model's natural one; with --chips the fastest of a few that fit)",
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +137,12 @@ class PlanOptions:
     """How keys and tokens move, as attention=ring,moe=all-to-all."""
     engine: Annotated[Engine, arg(help_behavior_hint="(default: jax)")] = None
     """The engine whose storage rule applies."""
-    batch: Annotated[Count, arg(metavar="ROWS", help_behavior_hint="(default: the model's natural one)")] = None
+    batch: Annotated[
+        Count,
+        arg(
+            metavar="ROWS", help_behavior_hint="(default: the model's natural one; with --chips enough for all devices)"
+        ),
+    ] = None
     """Rows of a global step."""
     length: Annotated[Count, arg(metavar="TOKENS", help_behavior_hint="(default: the model's natural one)")] = None
     """Tokens of a row."""

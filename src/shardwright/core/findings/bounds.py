@@ -22,6 +22,9 @@ class Bound:
     fix: str
 
 
+DEAREST_HOUR = 1e6
+"""The highest price of a device for an hour, in any currency."""
+
 SHOWN_CHARACTERS = 60
 """Of a path that is too long."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal, get_args
 
-from shardwright.core.findings.bounds import is_integer, is_number, shown_number, within
+from shardwright.core.findings.bounds import DEAREST_HOUR, is_integer, is_number, shown_number, within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.patterns import chosen
@@ -166,8 +166,10 @@ class Request:
                 raise InputError(f"--tokens is {shown_number(tokens)}, and must be a whole number of at least 1.")
             within("--tokens", tokens, "training tokens")
         if price is not None:
-            if not is_number(price) or not 0 < price < inf:
-                raise InputError(f"--price is {price!r}, and must be a finite number above 0.")
+            if not is_number(price) or not 0 < price <= DEAREST_HOUR:
+                raise InputError(
+                    f"--price is {price if not is_number(price) else f'{price:g}'}, and must be above 0 and at most {DEAREST_HOUR:,.0f}."
+                )
             if tokens is None:
                 raise InputError("--price is that of a device for an hour of a training, so it needs --tokens, as 15T.")
         if tokens is not None and self.chip is None:

@@ -85,7 +85,7 @@ def read_machine(text: str) -> Machine:
     if not colon or match is None:
         raise InputError(
             f"--chips: '{text}' does not give a kind of chip and a shape. Expected: KIND:SHAPE, as in v5p:4x4x4, "
-            f"v5p:4x4x4*2 for two slices, h100:8x8 or cpu:8. A file of your own numbers follows as +FILE."
+            f"v5p:4x4x4*2 for two slices, h100:8x8, h100:64 or cpu:8. A file of your own numbers follows as +FILE."
         )
     shape = tuple(int(number) for number in match["shape"].split("x"))
     slices = int(match["slices"] or 1)

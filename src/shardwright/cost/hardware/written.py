@@ -17,6 +17,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.layout.wording import count
 from shardwright.core.mesh.divisors import divisors
 from shardwright.cost.hardware.chips import chips
 
@@ -56,7 +57,7 @@ def kind_and_shape(text: str) -> str:
         return f"{kind}:{_slice(text, kind, number)}{match[4] or ''}{plus}{files}"
     if match[2] == ":" and match[4] is None and (nodes := _nodes(text, kind, number)) is not None:
         return f"{kind}:{nodes}{plus}{files}"
-    return f"{kind}{match[2]}{match[3]}{match[4] or ''}{plus}{files}"
+    return text if match[2] == "-" else f"{kind}:{match[3]}{match[4] or ''}{plus}{files}"
 
 
 def _kind(text: str) -> str:
@@ -109,7 +110,7 @@ def _nodes(text: str, kind: str, number: int) -> str | None:
         return None
     if number % in_node:
         raise InputError(
-            f"--chips: '{text}' is {number} GPUs, and a node of {chip.name} has {in_node}: {number // in_node} nodes and {number % in_node} more. "
+            f"--chips: '{text}' is {number} GPUs, and a node of {chip.name} has {in_node}: {count(number // in_node, 'node')} and {number % in_node} more. "
             f"Give nodes and GPUs, as {kind}:{number // in_node}x{in_node}."
         )
     return f"{number // in_node}x{in_node}"

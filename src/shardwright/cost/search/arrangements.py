@@ -4,7 +4,7 @@
 |---|---|
 | experts | those that divide the experts and the devices of a domain, the largest first; one size across domains |
 | tensor, context | 8, 4, 2 within a domain |
-| replicas | one group of replicas for each domain |
+| replicas | one group of replicas for each domain; and the odd factor of the number of devices, as 9 of domains of 72 |
 | `auto` | what is left |
 """
 
@@ -89,10 +89,13 @@ def _sizes(table: ModelTable, machine: Machine, layout: Layout, axis: str) -> li
     if roles & {"tensor", "context"}:
         return [size for size in (8, 4, 2) if size <= domain and devices % size == 0][:MOST_WITHIN]
     size = layout.mesh[axis].size
+    # A power of two is left to shard by, which divides dims of models.
+    odd = [devices // (devices & -devices)] if layout.entries[axis].elsewhere == "data" and devices % 2 == 0 else []
     if layout.entries[axis].elsewhere != "data" or size == 1:
-        return [1]
+        return list(dict.fromkeys([1, *odd]))
     domains = devices // domain
-    return [domains] if domains > 1 else [2] if devices % 2 == 0 else []
+    usual = [domains] if domains > 1 else [2] if devices % 2 == 0 else []
+    return list(dict.fromkeys([*usual, *(size for size in odd if size > 1)]))
 
 
 def _may_be(layout: Layout, axis: str, size: int, machine: Machine) -> bool:

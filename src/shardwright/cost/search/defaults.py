@@ -73,9 +73,12 @@ def choose_defaults(
     # Small models have many that are too fine for them: then the rest are tried too.
     for some in (fits[:MOST_PRICED], fits[MOST_PRICED:]):
         priced = sorted(_priced(some, machine), key=_seconds)
-        chosen = next(_valid(priced), None)
+        valid = _valid(priced)
+        chosen = next(valid, None)
         if chosen is not None:
-            return _defaults(chosen, priced, limit)
+            following = next(valid, None)
+            rest = [] if following is None else priced[priced.index(following) :]
+            return _defaults(chosen, [chosen, *rest], limit)
     return None
 
 
@@ -141,6 +144,8 @@ def _sized(request: Request, typed: Collection[str]) -> _Tried | None:
     try:
         plan = resolve(request, collectives=False)
         shared = max((plan.mesh.size(row.in_use.axes_of("batch")) for row in plan.activations), default=1)
+        if "--microbatches" in typed:
+            shared *= request.microbatches
         rows = request.batch if "--batch" in typed else ceil(request.batch / shared) * shared
         request = replace(request, batch=rows, mesh_sizes=plan.mesh.shape)
         return _fitting(request, shared, typed)

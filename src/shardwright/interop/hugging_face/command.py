@@ -7,7 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from shardwright.interop.hugging_face.config import Model
-from shardwright.models import FAMILIES
+from shardwright.models import FAMILIES, build
 
 
 def nearest_named(model: Model) -> tuple[str, Mapping[str, str]]:
@@ -27,7 +27,8 @@ def command(model: Model) -> str:
     """The arguments of ``shardwright plan``."""
     name, changes = nearest_named(model)
     settings = " ".join(f"{key}={value}" for key, value in changes.items())
-    return f"{name} --set {settings}" if settings else name
+    dtype = "" if model.size.dtype == build(name).dtype else f" --dtype {model.size.dtype}"
+    return f"{name} --set {settings}{dtype}" if settings else f"{name}{dtype}"
 
 
 def _changes(old: Any, new: Any, prefix: str = "") -> dict[str, str]:

@@ -13,7 +13,7 @@ from shardwright.core.layout.wording import every, percent
 from shardwright.core.plan.plan import Plan
 from shardwright.report.plan.findings_view import counted
 from shardwright.report.text.columns import labelled
-from shardwright.report.text.units import pretty_bytes, pretty_seconds, short_count
+from shardwright.report.text.units import pretty_bytes, pretty_seconds, rounded, short_count
 
 FITS, DOES_NOT_FIT = "green", "red"
 
@@ -28,6 +28,8 @@ def answer_view(plan: Plan, findings: Sequence[Finding], width: int) -> Renderab
             lines.append((f"{short_count(answer.training.tokens)} tokens", training_text(answer.training)))
     elif answer is not None:
         lines.append(("step", "no time: a link or a kernel of these chips has no figure, or a device has no row"))
+        if plan.request.training_tokens is not None:
+            lines.append((f"{short_count(plan.request.training_tokens)} tokens", "no days: a step has no time"))
     lines.append(("findings", counted(findings)))
     return labelled(lines, width)
 
@@ -54,7 +56,7 @@ def speed_lines(plan: Plan, speed: Speed) -> list[tuple[str, Text | str]]:
         ("step", step),
         ("speed", f"{speed.tokens_per_s:,.0f} tokens/s, {speed.tokens_per_s_per_device:,.0f} a device"),
         ("MFU", _utilisation(speed)),
-        ("waiting", _waiting(speed)),
+        ("waiting", _waiting(plan, speed)),
     ]
 
 
@@ -65,9 +67,12 @@ def _utilisation(speed: Speed) -> str:
     return text if hardware is None else f"{text}, {hardware:,.0f} with what is computed again"
 
 
-def _waiting(speed: Speed) -> str:
-    """The communication that is not hidden."""
-    text = f"{percent(speed.exposed_share)} of the step for communication"
+def _waiting(plan: Plan, speed: Speed) -> str:
+    """The communication that is not hidden, and what stages wait for each other."""
+    idle = 0.0 if plan.step is None else plan.step.idle_seconds
+    text = f"{percent(speed.exposed_share)}{' of the step' if not idle else ''} for communication"
+    if idle:
+        text = f"{percent(idle / speed.seconds)} of the step for other stages, {text}"
     waiting = speed.waiting
     if waiting is None:
         return text
@@ -78,8 +83,7 @@ def _waiting(speed: Speed) -> str:
 def training_text(training: Training) -> str:
     """
     >>> training_text(Training(tokens=15 * 10**12, days=697.9, device_hours=4_287_900.0, price=2.5))
-    '698 days, 4,287,900 device-hours, 10,719,750 at 2.5 an hour'
+    '698 days, 4,288,000 device-hours, 10,720,000 at 2.5 an hour'
     """
-    days = f"{training.days:,.0f}" if training.days >= 10 else f"{training.days:.2g}"
-    text = f"{days} days, {training.device_hours:,.0f} device-hours"
-    return text if training.cost is None else f"{text}, {training.cost:,.0f} at {training.price:g} an hour"
+    text = f"{rounded(training.days, 3)} days, {rounded(training.device_hours)} device-hours"
+    return text if training.cost is None else f"{text}, {rounded(training.cost)} at {training.price:g} an hour"

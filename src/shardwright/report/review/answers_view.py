@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph, section
-from shardwright.report.text.units import pretty_bytes, pretty_seconds
+from shardwright.report.text.units import pretty_bytes, pretty_seconds, rounded
 
 Answered = Mapping[str, Any]
 """An answer in the form of ``Answer.to_json``, which a lock may hold."""
@@ -21,9 +21,9 @@ LINES: Sequence[tuple[str, tuple[str, ...], Callable[[Any], str]]] = (
     ("tokens/s a device", ("tokens_per_s_per_device",), lambda tokens: f"{tokens:,.0f}"),
     ("MFU", ("mfu",), lambda share: f"{share:.1%}"),
     ("waiting for communication", ("exposed_share",), lambda share: f"{share:.1%}"),
-    ("days", ("training", "days"), lambda days: f"{days:,.1f}"),
-    ("device-hours", ("training", "device_hours"), lambda hours: f"{hours:,.0f}"),
-    ("cost", ("training", "cost"), lambda cost: f"{cost:,.0f}"),
+    ("days", ("training", "days"), lambda days: rounded(days, 3)),
+    ("device-hours", ("training", "device_hours"), rounded),
+    ("cost", ("training", "cost"), rounded),
 )
 """Each line's name, its place in an answer, and how its values are shown."""
 
@@ -33,11 +33,13 @@ AS_FAST = 0.01
 """Plans whose tokens/s differ by less are called equal: no estimate is that exact."""
 
 
-def answers_section(answers: Sequence[Answered | None], names: Sequence[str], width: int) -> RenderableType:
-    """The figures of each plan in a column, and, of two plans, which is faster and by how much."""
+def answers_section(
+    answers: Sequence[Answered | None], names: Sequence[str], width: int, *, alike: bool = True
+) -> RenderableType:
+    """The figures of each plan in a column, and, of two plans whose tokens are ``alike``, which is faster and by how much."""
     columns = [Column(header=""), *(Column(header=name, right=True) for name in names)]
     cells = [[Text(cell) for cell in row] for row in answer_rows(answers)]
-    verdict = [paragraph(faster(answers, names))] if len(answers) == 2 else []
+    verdict = [paragraph(faster(answers, names))] if len(answers) == 2 and alike else []
     return section(
         "on its chips",
         aligned(columns, [RowGroup(cells=cells)], width),

@@ -20,7 +20,10 @@ def comparison_view(names: Sequence[str], plans: Sequence[Mapping[str, Any]], no
     def view(width: int) -> RenderableType:
         columns = [Column(header="", flexible=True)]
         columns += [Column(header=name, right=True, flexible=True) for name in names]
+        models = {(plan["model"], plan["length"]) for plan in plans}
         rows = [
+            *([["model", *(plan["model"] for plan in plans)]] if len(models) > 1 else []),
+            *([["tokens of a row", *(f"{plan['length']:,}" for plan in plans)]] if len(models) > 1 else []),
             ["mesh", *(_mesh(plan["mesh"]) for plan in plans)],
             ["rows of a step", *(f"{plan['batch']:,}" for plan in plans)],
             ["memory of a device", *(pretty_bytes(plan["memory"]["total_bytes_per_device"]) for plan in plans)],
@@ -36,7 +39,12 @@ def comparison_view(names: Sequence[str], plans: Sequence[Mapping[str, Any]], no
         }
         said = [f"chosen for the chips: {note} ({', '.join(of)})" for note, of in chosen.items()]
         return Group(
-            Text(f"{plans[0]['model']}, {several(plans[0]['length'], 'token')} a row", style="bold"),
+            Text(
+                f"{plans[0]['model']}, {several(plans[0]['length'], 'token')} a row"
+                if len(models) == 1
+                else "Models or rows differ.",
+                style="bold",
+            ),
             table,
             Text(""),
             *(paragraph(line, style="dim") for line in said),
@@ -48,7 +56,7 @@ def comparison_view(names: Sequence[str], plans: Sequence[Mapping[str, Any]], no
 
 def fastest(names: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str:
     """Which of the plans that fit and have no error trains the most tokens in a second. Those within ``AS_FAST`` are named together;
-    nothing is said without chips.
+    nothing is said without chips, and of plans whose tokens are not alike.
 
     >>> plan = {"findings": [], "answer": {"fits": True, "tokens_per_s": 100.0}}
     >>> fastest(["A", "B"], [plan, {**plan, "answer": {"fits": False, "tokens_per_s": 200.0}}])
@@ -59,10 +67,10 @@ def fastest(names: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str:
         for name, plan in zip(names, plans, strict=True)
         if (answer := plan.get("answer")) and answer.get("fits") and "tokens_per_s" in answer and _errors(plan) == "0"
     }
-    if not any(plan.get("answer") for plan in plans):
+    if not any(plan.get("answer") for plan in plans) or len({(p.get("model"), p.get("length")) for p in plans}) > 1:
         return ""
     if not rates:
-        return "None of them has a time, no error, and the memory that it needs."
+        return "None of them is without an error, fits, and has a time."
     best = max(rates.values())
     equal = [name for name, rate in rates.items() if rate >= best / (1 + AS_FAST)]
     return (

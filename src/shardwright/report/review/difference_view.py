@@ -30,7 +30,7 @@ def difference_view(found: Difference, names: tuple[str, str] = ("A", "B"), note
         colors = AxisColors.of({**dict.fromkeys(before.styles, 2), **found.before.mesh, **_larger(found)})
         parts = [_head(found, names, colors, notes)]
         if any(found.answers):
-            parts.append(answers_section(found.answers, names, width))
+            parts.append(answers_section(found.answers, names, width, alike=found.alike))
         number = len(found.tensors) + found.num_unchanged
         if not found.moved:
             parts.append(Text(f"Nothing moves: {number} tensors and all collectives are the same."))
