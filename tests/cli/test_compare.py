@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,17 @@ def test_of_two_models_none_is_the_fastest(capsys: pytest.CaptureFixture[str], t
         assert "llama3-1b" in text
         assert "fastest" not in text
         assert "times as many tokens" not in text
+
+
+@pytest.mark.parametrize("layout", ["ddp", "tp", "fsdp-tp", "hsdp", "fsdp-tp:tensor=4"])
+def test_a_lock_of_what_was_chosen_is_compared_with_any_layout(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, layout: str
+) -> None:
+    lock = str(tmp_path / "a.lock.json")
+    main(["lock", "llama3-8b", "--chips", "h100:2x8", "--out", lock])
+    capsys.readouterr()
+    first, second = said(capsys, f"compare {lock} {layout}")["compared"]
+    for side in (first, second):
+        assert prod(side["mesh"].values()) == 16
+    if ":" in layout:
+        assert second["mesh"]["tensor"] == 4

@@ -165,7 +165,24 @@ def test_a_lock_and_its_plan_show_the_same_answer(capsys: pytest.CaptureFixture[
 
 
 def test_a_cost_is_the_price_times_the_hours_that_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    main([*["plan", "llama3-8b", "--layout", "fsdp", "--chips", "h100:8", "--batch", "8", "--tokens", "100M", "--price", "2"]])
+    main(
+        [
+            *[
+                "plan",
+                "llama3-8b",
+                "--layout",
+                "fsdp",
+                "--chips",
+                "h100:8",
+                "--batch",
+                "8",
+                "--tokens",
+                "100M",
+                "--price",
+                "2",
+            ]
+        ]
+    )
     line = next(line for line in capsys.readouterr().out.splitlines() if "device-hours" in line)
     hours, cost = (float(line.split(word)[0].split()[-1].replace(",", "")) for word in (" device-hours", " at 2"))
     assert cost == pytest.approx(2 * hours, rel=1e-3)

@@ -15,7 +15,7 @@ from shardwright.cli.typed.request import TypedRequest, planned, typed_request, 
 from shardwright.cli.typed.values import mesh_sizes
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.resolution.mesh_sizes import Sizes, mesh_text
+from shardwright.core.resolution.mesh_sizes import Sizes, mesh_faults, mesh_text
 from shardwright.layouts import load_layout
 from shardwright.locks.lock import Lock
 from shardwright.models import names as model_names
@@ -40,14 +40,15 @@ def compared_sides(names: Sequence[str], model: str | None, options: PlanOptions
             raise InputError(f"'{name}' is a model, and layouts are compared: --model {name} before or after them.")
     saved = {name: read_saved(name) for name in names if is_saved(name)}
     locks = {name: side.lock for name, side in saved.items() if side.lock is not None}
+    of_lock = bool(locks) and len(saved) == 1 and options.mesh is None
     if locks and len(saved) == 1:
         model, options = _as_locked(*next(iter(locks.items())), model, options)
     known = {axis for name in names if name not in saved for axis in load_layout(_name_and_sizes(name)[0]).mesh}
-    if len(saved) < len(set(names)):
+    if len(saved) < len(set(names)) and not of_lock:
         _refuse_unknown(options, sorted(known))
     layouts = [name for name in dict.fromkeys(names) if name not in saved]
     # What is left open beside a lock is as it is there.
-    typed = typed_sides(layouts, model, options, for_chips=not locks)
+    typed = typed_sides(layouts, model, options, for_chips=not locks, of_lock=of_lock)
     rows = {name: saved[name].rows if name in saved else _rows(name, typed[name]) for name in dict.fromkeys(names)}
     return [
         ComparedSide(name=name, rows=rows[name], chosen=typed[name].for_chips if name in typed else {})
@@ -70,11 +71,11 @@ def _as_locked(side: str, lock: Lock, model: str | None, options: PlanOptions) -
 
 
 def typed_sides(
-    sides: Sequence[str], model: str | None, options: PlanOptions, *, for_chips: bool = True
+    sides: Sequence[str], model: str | None, options: PlanOptions, *, for_chips: bool = True, of_lock: bool = False
 ) -> dict[str, TypedRequest]:
     """The requests of layouts that are compared. ``for_chips``: what is left open is chosen for the chips; then all have the same rows, the
-    fewest that the devices of each layout share."""
-    typed = {side: _typed(side, model, options) for side in sides}
+    fewest that the devices of each layout share. ``of_lock``: the mesh is a lock's, and a layout on which it has no devices keeps its own."""
+    typed = {side: _typed(side, model, options, of_lock=of_lock) for side in sides}
     rows = 0
     while for_chips:
         chosen = {side: _with_rows(alone, options, rows) for side, alone in typed.items()}
@@ -93,7 +94,7 @@ def _with_rows(typed: TypedRequest, options: PlanOptions, rows: int) -> TypedReq
     return with_choice(typed, request.layout.name, options)
 
 
-def _typed(side: str, model: str | None, options: PlanOptions) -> TypedRequest:
+def _typed(side: str, model: str | None, options: PlanOptions, *, of_lock: bool) -> TypedRequest:
     if model is None:
         raise InputError(
             f"'{side}' is a layout, and a layout is planned for a model. Give one: --model deepseek3-test. "
@@ -105,7 +106,10 @@ def _typed(side: str, model: str | None, options: PlanOptions) -> TypedRequest:
         axes = load_layout(name).mesh
         common: Sizes = {axis: size for axis, size in mesh_sizes(options.mesh).items() if axis in axes}
         sizes = {**common, **of_side}
-    return typed_request(model, name, replace(options, mesh=mesh_text(sizes) if sizes else None))
+    typed = typed_request(model, name, replace(options, mesh=mesh_text(sizes) if sizes else None))
+    if of_lock and mesh_faults(typed.request):
+        return typed_request(model, name, replace(options, mesh=mesh_text(of_side) if of_side else None))
+    return typed
 
 
 def _rows(side: str, typed: TypedRequest) -> Mapping[str, Any]:

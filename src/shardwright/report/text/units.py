@@ -58,7 +58,7 @@ def pretty_seconds(seconds: float) -> str:
 def rounded(number: float, digits: int = 4) -> str:
     """A number to so many digits, written out: no estimate is more exact.
 
-    >>> [rounded(n) for n in (4_287_900.0, 1.5755, 0.00816, 0.0, 99_999.0)], rounded(697.9, 3)
+    >>> [rounded(n) for n in (4_287_900.0, 1.5763, 0.00816, 0.0, 99_999.0)], rounded(697.9, 3)
     (['4,288,000', '1.576', '0.00816', '0', '100,000'], '698')
     """
     value = float(f"{number:.{digits}g}")
