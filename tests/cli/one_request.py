@@ -33,7 +33,7 @@ MODULES = {
     "compile": "shardwright.cli.running.compile",
     "train": "shardwright.cli.running.train",
     "calibrate": "shardwright.cli.running.calibrate",
-    "diff": "shardwright.cli.reviewing.diff",
+    "diff": "shardwright.cli.reviewing.sides",
 }
 MODELS = ("llama3-test", "mixtral-test", "deepseek3-test", "llama3-8b", "mixtral-8x7b", "deepseek3-16b")
 CHIPS = ("h100:1x8", "h100:2x8", "h100:4x8", "b200:2x8", "v5p:2x2x4", "v6e:4x8", "cpu:8")

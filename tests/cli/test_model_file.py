@@ -77,7 +77,7 @@ def test_what_the_configuration_has_besides_is_in_the_plan(tmp_path: Path, capsy
     "verb",
     [
         ["plan", "MODEL", *ON],
-        ["train", "MODEL", *ON, "--devices", "2", "--steps", "1", "--out", "OUT", "--batch", "7"],
+        ["train", "MODEL", *ON[:4], "--length", "32", "--batch", "7", "--devices", "2", "--steps", "1", "--out", "OUT"],
         ["compile", "MODEL", *ON, "--engine", "torch", "--chips", "h100:1x2"],
         ["lock", "MODEL", *ON, "--out", "OUT.lock.json"],
         ["diff", "fsdp", "ddp", "--model", "MODEL", "--batch", "8", "--length", "32", "--devices", "2"],

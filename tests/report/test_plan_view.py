@@ -95,7 +95,7 @@ def test_the_head_has_everything_a_plan_depends_on():
     assert drawn(plan, 120).splitlines()[:12] == [
         "deepseek3-test under ep-as-cp",
         "  memory    25.6 MiB a device; with --chips also whether it fits, and how long a step takes",
-        "  findings  3 info",
+        "  findings  3 warnings, 3 info",
         "",
         "  layout       Outside the experts the expert axis shards the sequence; inside, it shards the experts.",
         "  model        3,620,160 parameters (3.62 M), 4 layers",

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.checkpoint import Retention
+from shardwright.cli.listing import LISTS
 from shardwright.cli.main import main
 from shardwright.cli.typed import output
 from shardwright.layouts import load_layout
@@ -108,6 +109,10 @@ COMMANDS = (
     "plan mixtral-test --layout fsdp-tp --mesh fsdp=1,tensor=8",
     "diff ep ep-as-cp --model deepseek3-test --mesh fsdp=2,expert=4 --chips h100:1x8",
     "diff fsdp tp --model llama3-8b --chips h100:1x8",
+    "compare ep ep-as-cp:expert=8 fsdp --model deepseek3-671b --chips h100:32x8 --tokens 15T --price 2.5",
+    "plan llama3-8b --layout pp --mesh stage=4 --chips h100:8x8 --batch 64 --microbatches 4 --full --tokens 15T --price 2.5",
+    "explain deepseek3-671b moe_layers.moe.gate --layout ep-as-cp --mesh fsdp=16,expert=8",
+    *(f"list {names}" for names in LISTS),
     " ".join(LOCKING),
     "check",
     "import maxtext rules.yml --model mixtral-test",
