@@ -183,5 +183,15 @@ def test_sizes_of_another_layout_are_left_out(tmp_path: Path) -> None:
     }
     (tmp_path / "run.jsonl").write_text(json.dumps(start) + "\n", encoding="utf-8")
     line = ["train", "--resume", str(tmp_path), "--layout", "tp"]
-    again = ["train", "m", "--seed", "3", "--resume", "--layout", "tp", "--out", str(tmp_path)]
+    again = ["train", "m", "--resume", "--layout", "tp", "--seed", "3", "--out", str(tmp_path)]
     assert with_options_of_its_run(line) == again
+
+
+@pytest.mark.parametrize(("typed", "place"), [("-steps 4", 4), ("--seed 1 x", 6), ("--lr fast", 5)])
+def test_messages_number_the_arguments_as_they_were_typed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, place: int
+) -> None:
+    start = {"event": "start", "directory": str(tmp_path), "arguments": ["llama3-test", "--steps", "2", "--batch", "4"]}
+    (tmp_path / "run.jsonl").write_text(json.dumps(start) + "\n", encoding="utf-8")
+    assert main(["train", "--resume", str(tmp_path), *typed.split()]) == 2
+    assert f"argument {place}" in capsys.readouterr().err

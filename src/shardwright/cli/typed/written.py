@@ -80,7 +80,8 @@ def with_options_of_its_run(arguments: Sequence[str]) -> list[str]:
     names = {_name(argument) for argument in typed if argument.startswith("--")}
     left_out = names | {other for name in names for other in DEVICES_FOLLOW.get(name, ())}
     kept = [part for name, *values in _grouped(start.arguments[1:]) if name not in left_out for part in (name, *values)]
-    return ["train", *_from_here(model, start), *_from_here(kept, start), *typed, "--out", str(run)]
+    # What was typed comes first: messages number it as it was typed, the model in the place of the folder.
+    return ["train", *_from_here(model, start), *typed, *_from_here(kept, start), "--out", str(run)]
 
 
 def _start_of(run: Path) -> StartRecord:
