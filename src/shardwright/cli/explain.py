@@ -20,16 +20,17 @@ from shardwright.models import names
 
 def run_explain(verb: ExplainVerb) -> int:
     """Print what a code means, an example with its fix, and why; or the axes that shard a tensor, and what decided it."""
-    if verb.tensor is None:
+    name = verb.tensor
+    if name is None:
         return _code(verb)
     if verb.model.upper() in CODES:
-        raise InputError(f"{verb.model} is the code of a finding, and has no tensors. Leave '{verb.tensor}' out.")
+        raise InputError(f"{verb.model} is the code of a finding, and has no tensors. Leave '{name}' out.")
     verb = with_named_model(verb, has_findings=False)
     plan = planned(with_choice(typed_request(verb.model, verb.layout, verb.plan), verb.layout, verb.plan))
     rows = plan.by_name
-    if verb.tensor not in rows:
-        raise InputError(f"{verb.model} has no tensor '{verb.tensor}'. {did_you_mean(verb.tensor, rows)}")
-    tensor = rows[verb.tensor]
+    if name not in rows:
+        raise InputError(f"{verb.model} has no tensor '{name}'. {did_you_mean(name, rows)}")
+    tensor = rows[name]
     why = tuple(reasons(plan, tensor))
     if verb.plan.json:
         write_json({**tensor.to_json(), "axes": [reason.to_json() for reason in why]})
