@@ -142,7 +142,7 @@ def test_a_short_training_has_its_hours() -> None:
 
 
 def test_a_training_whose_step_has_no_time_has_no_days(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["plan", "llama3-8b", "--layout", "fsdp", "--chips", "b300:64", "--batch", "64", "--tokens", "15T"])
+    main(["plan", "llama3-8b", "--layout", "fsdp", "--chips", "mi325x:64", "--batch", "64", "--tokens", "15T"])
     assert "  15T tokens  no days: a step has no time" in capsys.readouterr().out
 
 
@@ -187,3 +187,15 @@ def test_a_cost_is_the_price_times_the_hours_that_are_shown(capsys: pytest.Captu
     hours, cost = (float(line.split(word)[0].split()[-1].replace(",", "")) for word in (" device-hours", " at 2"))
     assert cost == pytest.approx(2 * hours, rel=1e-3)
     assert main(["plan", "llama3-8b", "--chips", "h100:8", "--tokens", "1T", "--price", "1e308"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("--layout fsdp --mesh fsdp=16 --chips mi325x:2x8 --batch 16", "no source was checked for a number of this chip (SW207)"),
+        ("--layout fsdp --mesh fsdp=16 --chips h100:2x8 --batch 8", "devices have no row, or no token (SW108)"),
+    ],
+)  # fmt: skip
+def test_why_a_step_has_no_time(capsys: pytest.CaptureFixture[str], options: str, why: str) -> None:
+    main(["plan", "llama3-test", *options.split()])
+    assert f"  step      no time: {why}\n" in capsys.readouterr().out

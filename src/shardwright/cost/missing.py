@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from shardwright.core.findings.codes import NO_NUMBER
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import count, every
 from shardwright.core.plan.plan import Plan
@@ -27,7 +28,7 @@ def missing(plan: Plan, chip: ChipNumbers, times: Times) -> Iterator[Finding]:
         lacked[rate] = "products are of quantized codes"
     if lacked:
         yield Finding(
-            code="SW207",
+            code=NO_NUMBER,
             severity="warning",
             where=f"a step of {plan.request.table.name} on {chip.name}",
             found="\n".join(f"{why}, and no source was checked for {name}" for name, why in lacked.items())

@@ -15,13 +15,20 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 NOT_RUN = "SW415"
 """A plan that its engine cannot run; the layout itself is valid."""
 
-TOO_LARGE, DEQUANTIZED = "SW312", "SW417"
+TOO_LARGE = "SW312"
+"""An estimate until the program is compiled."""
+
+DEQUANTIZED = "SW417"
+"""Products of codes that the chip multiplies as values."""
+
 OF_THE_CHIP = frozenset({TOO_LARGE, DEQUANTIZED})
 """Errors of what a chip has or lacks: a program can be compiled for it all the same."""
-"""An estimate until the program is compiled."""
 
 PAID_IN_MEMORY = frozenset({"SW101", "SW114", "SW124", "SW311", TOO_LARGE})
 """Findings about bytes that a device holds: a fix is smaller, and may be slower."""
+
+NO_NUMBER = "SW207"
+"""A step without a time, since a number of the chip is missing."""
 
 NO_ROWS = "SW108"
 """Devices without a row or a token: such a step has no time."""

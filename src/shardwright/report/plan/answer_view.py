@@ -8,6 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from shardwright.core.estimate.answer import Speed, Training
+from shardwright.core.findings.codes import NO_NUMBER, NO_ROWS
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import every, percent
 from shardwright.core.plan.plan import Plan
@@ -27,11 +28,21 @@ def answer_view(plan: Plan, findings: Sequence[Finding], width: int) -> Renderab
         if answer.training is not None:
             lines.append((f"{short_count(answer.training.tokens)} tokens", training_text(answer.training)))
     elif answer is not None:
-        lines.append(("step", "no time: a link or a kernel of these chips has no figure, or a device has no row"))
+        lines.append(("step", _no_time(findings)))
         if plan.request.training_tokens is not None:
             lines.append((f"{short_count(plan.request.training_tokens)} tokens", "no days: a step has no time"))
     lines.append(("findings", counted(findings)))
     return labelled(lines, width)
+
+
+def _no_time(findings: Sequence[Finding]) -> str:
+    """Why a step has no time, by the finding that says it."""
+    codes = {finding.code for finding in findings}
+    if NO_ROWS in codes:
+        return f"no time: devices have no row, or no token ({NO_ROWS})"
+    if NO_NUMBER in codes:
+        return f"no time: no source was checked for a number of this chip ({NO_NUMBER})"
+    return "no time: the errors come first"
 
 
 def _memory(plan: Plan) -> Text:
