@@ -13,7 +13,7 @@ import tokenizers
 
 from shardwright.cli.main import main
 
-MODEL = ["llama3-test", "--set", "num_layers=1", "embed=64", "mlp=128", "--length", "32", "--batch", "8"]
+MODEL = ["llama3-test", "--set", "num_layers=1", "embed=64", "mlp=128", "--length", "32"]
 FSDP = ["--layout", "fsdp", "--mesh", "fsdp=8"]
 
 
@@ -24,7 +24,8 @@ def in_an_empty_folder(tmp_path: Path, monkeypatch) -> None:
 
 
 def train(*options: str, layout: list[str] = FSDP) -> int:
-    arguments = [*MODEL, *layout, "--steps", "4", "--warmup", "0", *options]
+    batch = [] if "--batch" in options else ["--batch", "8"]
+    arguments = [*MODEL, *batch, *layout, "--steps", "4", "--warmup", "0", *options]
     return main(["train", *arguments, *([] if "--out" in options else ["--out", "out"])])
 
 

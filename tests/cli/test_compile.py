@@ -13,9 +13,8 @@ from shardwright.cli.main import main
 from shardwright.cli.running.compile import WITHOUT_HARDWARE, without_hardware
 from shardwright.engine_jax.compile import built_cache, target
 
-SMALL = [
-    *["--batch", "8", "--length", "16", "--dtype", "float32", "--set", "num_layers=2", "embed=32", "mlp=64", "vocab=64"]
-]
+SIZES = ["--length", "16", "--dtype", "float32", "--set", "num_layers=2", "embed=32", "mlp=64", "vocab=64"]
+SMALL = ["--batch", "8", *SIZES]
 MESH = ["--layout", "ep", "--mesh", "fsdp=2,expert=4", "--chips", "cpu:8"]
 DENSE = {"model": "llama3-test", "mesh": ["--layout", "fsdp", "--mesh", "fsdp=8", "--chips", "cpu:8"]}
 """A model that compiles in a fifth of the time."""
@@ -31,7 +30,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def compiled(capsys, *options: str, model: str = "mixtral-test", mesh: list[str] = MESH) -> dict:
-    assert main(["compile", model, *mesh, *SMALL, *options, "--json"]) == 0
+    sizes = SIZES if "--batch" in options else SMALL
+    assert main(["compile", model, *mesh, *sizes, *options, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
