@@ -16,6 +16,7 @@ import pytest
 from shardwright.checkpoint import open_checkpoint
 from shardwright.cli.main import main
 from shardwright.engine_jax.training.run import JaxEngine
+from tests.typed import once
 
 TEXT = argparse.__file__
 """About 100 KB of the standard library."""
@@ -31,7 +32,7 @@ EP_AS_CP = ["--layout", "ep-as-cp", "--mesh", "fsdp=2,expert=4"]
 
 def train(model: list[str], out: Path, *options: str) -> int:
     """The exit code of a training run."""
-    return main(["train", *model, "--batch", "8", "--out", str(out), *options])
+    return main(once(["train", *model, "--batch", "8", "--out", str(out), *options]))
 
 
 def metrics(out: Path) -> list[dict[str, float]]:

@@ -19,6 +19,7 @@ from shardwright.models import build
 from tests.engine_jax.commands import TEXT
 from tests.interop.published_folder import Made, made_folder
 from tests.matrix import rest
+from tests.typed import once
 
 SETTINGS = {"embed": "64", "mlp": "128", "num_layers": "1", "vocab": "320"}
 STILL = ["--batch", "2", "--length", "16", "--data", TEXT, "--steps", "1", "--lr", "1e-30", "--seed", "7", "--json"]
@@ -51,7 +52,7 @@ def newest(out: str) -> Checkpoint:
 
 def train(*arguments: str, **settings: str) -> int:
     given = [f"{name}={value}" for name, value in {**SETTINGS, **settings}.items()]
-    return main(["train", "llama3-test", "--set", *given, *STILL, "--out", "run", *arguments])
+    return main(once(["train", "llama3-test", "--set", *given, *STILL, "--out", "run", *arguments]))
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:

@@ -36,6 +36,7 @@ from tests.engine_jax.commands import (
     train,
 )
 from tests.matrix import rest
+from tests.typed import once
 
 STEPS = ["--steps", "40", "--checkpoint-every", "3"]
 TWO = ["--layout", "fsdp", "--mesh", "fsdp=2"]
@@ -81,10 +82,11 @@ def pair(
     for index in range(2):
         told = [] if slurm else [*where, "--process", f"{index}"]
         command = ["train", *model, "--batch", "8", "--out", f"{out}", *options, "--devices", f"{devices}"]
+        command = once([*command, *told, *own[index]])
         tasks = slurm_variables(index, port) if slurm else {}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "tests.engine_jax.member", f"{folder}", *command, *told, *own[index]],
+                [sys.executable, "-m", "tests.engine_jax.member", f"{folder}", *command],
                 env={**environment, **tasks},
                 cwd=ROOT,
                 stdout=subprocess.PIPE,

@@ -18,6 +18,7 @@ from tests.interop.fp8_folder import quantize_folder
 from tests.interop.published_folder import made_folder
 from tests.interop.tokenizer_beside import WORDS, add_tokenizer
 from tests.matrix import rest
+from tests.typed import once
 
 LLAMA = {"embed": "64", "mlp": "128", "num_layers": "2", "vocab": "320"}
 DEEPSEEK = {"num_layers": "2", "num_experts": "8", "vocab": "320", "rope.original_length": "32"}
@@ -56,7 +57,7 @@ def newest(out: str) -> Checkpoint:
 
 def train(family: str, *arguments: str) -> int:
     settings = [f"{name}={value}" for name, value in (LLAMA if family == "llama3" else DEEPSEEK).items()]
-    return main(["train", f"{family}-test", "--set", *settings, *STILL, *arguments])
+    return main(once(["train", f"{family}-test", "--set", *settings, *STILL, *arguments]))
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> list[str]:

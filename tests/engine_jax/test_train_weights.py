@@ -16,6 +16,7 @@ from shardwright.training.optimizer import FIRST, SECOND
 from tests.engine_jax.logits import our_logits
 from tests.interop.published_folder import SMALL, Made, loaded_again, made_folder
 from tests.models.published import LENGTH, ROWS, TOLERANCE
+from tests.typed import once
 
 SETTINGS = {**SMALL, "embed": "64", "mlp": "128", "num_layers": "2", "vocab": "320"}
 MODEL = ["llama3-test", "--set", *(f"{name}={value}" for name, value in SETTINGS.items())]
@@ -37,7 +38,7 @@ def newest(out: str) -> Checkpoint:
 
 
 def train(*arguments: str) -> int:
-    return main(["train", *MODEL, *TRAIN, *arguments])
+    return main(once(["train", *MODEL, *TRAIN, *arguments]))
 
 
 @pytest.mark.parametrize(

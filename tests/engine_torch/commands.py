@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.typed import once
+
 KILLED_WITHIN_S = 30
 ENTRY = "import sys; from shardwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-c", ENTRY, "train", *arguments]
+    return [sys.executable, "-c", ENTRY, *once(["train", *arguments])]
 
 
 def environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
