@@ -74,7 +74,7 @@ def test_a_tensor_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         ("explain llama3-8b layers.atention.q", "llama3-8b has no tensor 'layers.atention.q'. Did you mean 'layers.attention.q'?"),
         ("explain llama3-9b layers.attention.q", "no model 'llama3-9b'"),
         ("explain SW999", "'SW999' is no code of a finding"),
-        ("explain llama3-8b", "For a tensor give a model and the tensor's name"),
+        ("explain llama3-8b", "llama3-8b is a model: of which tensor? Give its name, as llama3-8b "),
         ("list model", "'model' is none of models, layouts"),
     ],
 )  # fmt: skip

@@ -17,6 +17,7 @@ from shardwright.cli.typed import devices
 from shardwright.cli.typed.devices import leave_out_absent_tpus, simulate_devices
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
 from shardwright.training.options import Listener, RunOptions, RunOutcome
+from tests.typed import once
 
 ENGINE = "shardwright.engine_jax.training.run"
 FLAG = "--xla_force_host_platform_device_count"
@@ -192,7 +193,7 @@ SAID = {
 
 @pytest.mark.parametrize("option", BOUNDS)
 def test_an_invalid_number(option, calls, capsys):
-    assert main([*TRAIN, option, BOUNDS[option]]) == 2
+    assert main(once([*TRAIN, option, BOUNDS[option]])) == 2
     assert capsys.readouterr() == ("", f"shardwright: {SAID[option]}\n")
     assert calls == []
 
