@@ -42,5 +42,5 @@ def _rates(plan: Plan, chip: ChipNumbers) -> Iterator[str]:
     kernels = (
         weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype) for weight in plan.quantized
     )
-    needed = {RATES[one.kernel.rate] for of_weight in kernels for one in of_weight.values()}
+    needed = {RATES[chosen.kernel.rate] for of_weight in kernels for chosen in of_weight.values()}
     yield from sorted(needed - set(chip.numbers))

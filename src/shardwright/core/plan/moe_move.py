@@ -106,8 +106,8 @@ def collectives_of_experts(
             share = moved.again if phase == "recompute" else 1
             if row is None or not share or (phase == "backward" and row.dtype not in FLOATS):
                 continue
-            for one in _sent(request, mesh, row, phase, moved, quantized):
-                yield replace(one, count_per_step=ceil(one.count_per_step * share))
+            for planned in _sent(request, mesh, row, phase, moved, quantized):
+                yield replace(planned, count_per_step=ceil(planned.count_per_step * share))
 
 
 class _Moved(NamedTuple):
@@ -137,16 +137,16 @@ def _sent(
     of_codes, arrays = sent_as_codes(request, mesh, quantized, row.name, phase, width)
     sent = [(None, DTYPE_BYTES[row.dtype] * width, layers - of_codes), *((*array, of_codes) for array in arrays)]
     for dtype, row_bytes, num in sent:
-        for one in collectives(moved.kind, axes, rows * row_bytes, mesh) if num else ():
+        for collective in collectives(moved.kind, axes, rows * row_bytes, mesh) if num else ():
             yield PlannedCollective(
                 component="moe",
                 phase=phase,
-                kind=one.kind,
-                axes=one.axes,
-                bytes_per_device=one.elements_per_device,
+                kind=collective.kind,
+                axes=collective.axes,
+                bytes_per_device=collective.elements_per_device,
                 count_per_step=num * request.microbatches,
                 tensors=(row.name,),
-                subgroup=one.subgroup,
+                subgroup=collective.subgroup,
                 ragged=moved.kind == "all-to-all",
                 dtype=dtype,
             )
@@ -167,7 +167,7 @@ def choose_moe_move(request: Request, mesh: Mesh) -> tuple[Layout, tuple[AutoCho
 def moe_wire_bytes(request: Request, mesh: Mesh) -> dict[str, int]:
     """Bytes that one device sends per layer of a step, summed over all passes; empty where there is nothing to move."""
     return {
-        option: round(sum(one.sent(mesh) for one in ones)) for option, ones in option_collectives(request, mesh).items()
+        option: round(sum(hop.sent(mesh) for hop in hops)) for option, hops in option_collectives(request, mesh).items()
     }
 
 
@@ -225,7 +225,7 @@ def _saved_by_codes(request: Request, row_bytes: int, passes: int) -> tuple[floa
     def share(quantizer: Quantizer | None) -> float:
         if quantizer is None:
             return 0.0
-        coded = sum(one.row_bytes for one in arrays_of_rows(quantizer, request.table.sizes["embed"]))
+        coded = sum(array.row_bytes for array in arrays_of_rows(quantizer, request.table.sizes["embed"]))
         return 1 - coded / row_bytes
 
     return passes * share(sent.tokens), share(sent.cotangents)

@@ -40,17 +40,17 @@ def moe_seconds(plan: Plan, mapping: MeshMapping) -> dict[str, float] | None:
     assert chip is not None
     rates = Rates.of(chip, "used")
     found: dict[str, float] = {}
-    for option, ones in option_collectives(plan.request, plan.mesh).items():
+    for option, hops in option_collectives(plan.request, plan.mesh).items():
         found[option] = 0.0
-        for one in ones:
+        for hop in hops:
             # A reduce-scatter takes as long as an all-gather.
-            sent = one.num_bytes * (one.times - one.saved) / one.times
-            time = time_of(one.kind, round(sent), mapping.group(one.axes), rates)
+            sent = hop.num_bytes * (hop.times - hop.saved) / hop.times
+            time = time_of(hop.kind, round(sent), mapping.group(hop.axes), rates)
             if time is None:
                 return None
-            found[option] += one.times * time.seconds
+            found[option] += hop.times * time.seconds
         # Tokens of another hop are moved in memory too, twice in the backward pass.
         found[option] += sum(
-            PASSES_OF_A_HOP * one.num_bytes * (one.times - 1) / rates.memory_bytes_per_s for one in ones[:-1]
+            PASSES_OF_A_HOP * hop.num_bytes * (hop.times - 1) / rates.memory_bytes_per_s for hop in hops[:-1]
         )
     return found

@@ -62,13 +62,13 @@ def choose_defaults(
     natural = () if request.devices is None else (request,)
     candidates = (*natural, *(arrangement.of(request) for arrangement in arranged))
     # The model's own layout may be one of the others.
-    by_text = {tried.text: tried for one in candidates if (tried := _sized(one, typed))}
+    by_text = {tried.text: tried for candidate in candidates if (tried := _sized(candidate, typed))}
     sized = list(by_text.values())
     limit = None if request.chip is None else request.chip.usable_bytes
-    safe = [one for one in sized if limit is None or one.total_bytes < MEMORY_WARNING_SHARE.value * limit]
-    fits = safe or [one for one in sized if limit is not None and one.total_bytes <= limit]
+    safe = [tried for tried in sized if limit is None or tried.total_bytes < MEMORY_WARNING_SHARE.value * limit]
+    fits = safe or [tried for tried in sized if limit is not None and tried.total_bytes <= limit]
     if not fits:
-        nearest = next(_valid(sorted(sized, key=lambda one: one.total_bytes)), None)
+        nearest = next(_valid(sorted(sized, key=lambda tried: tried.total_bytes)), None)
         return None if nearest is None else _defaults(nearest, [nearest], limit)
     # Small models have many that are too fine for them: then the rest are tried too.
     for some in (fits[:MOST_PRICED], fits[MOST_PRICED:]):
@@ -83,34 +83,34 @@ def choose_defaults(
 
 
 def _priced(fits: Iterable[_Tried], machine: Machine) -> Iterator[_Tried]:
-    for one in fits:
+    for tried in fits:
         try:
-            yield replace(one, price=priced_request(one.request, machine))
+            yield replace(tried, price=priced_request(tried.request, machine))
         except (FindingsError, InputError):
             continue
 
 
-def _seconds(one: _Tried) -> float:
-    seconds = None if one.price is None else one.price.device_seconds
+def _seconds(tried: _Tried) -> float:
+    seconds = None if tried.price is None else tried.price.device_seconds
     return float("inf") if seconds is None else seconds
 
 
-def _valid(found: Iterable[_Tried]) -> Iterator[_Tried]:
+def _valid(candidates: Iterable[_Tried]) -> Iterator[_Tried]:
     """Those whose plan has no error but those of the chip, which other layouts have too."""
-    for one in found:
+    for tried in candidates:
         errors = {
-            d.finding.code for d in drafts(resolve(one.request, collectives=False)) if d.finding.severity == "error"
+            d.finding.code for d in drafts(resolve(tried.request, collectives=False)) if d.finding.severity == "error"
         }
         if errors <= OF_THE_CHIP:
-            yield one
+            yield tried
 
 
 def _defaults(chosen: _Tried, priced: Sequence[_Tried], limit: int | None) -> Defaults:
     tokens = chosen.request.batch * chosen.request.length
     times = {
-        one.text: one.price.device_seconds / one.price.devices * tokens
-        for one in priced
-        if one.price is not None and one.price.device_seconds is not None
+        tried.text: tried.price.device_seconds / tried.price.devices * tokens
+        for tried in priced
+        if tried.price is not None and tried.price.device_seconds is not None
     }
     return Defaults(
         request=chosen.request,
@@ -120,7 +120,7 @@ def _defaults(chosen: _Tried, priced: Sequence[_Tried], limit: int | None) -> De
             chosen=chosen.text,
             wire_bytes={},
             seconds=times,
-            bytes_held={one.text: one.total_bytes for one in priced},
+            bytes_held={tried.text: tried.total_bytes for tried in priced},
         ),
         missing_bytes=0 if limit is None else max(0, chosen.total_bytes - limit),
     )
