@@ -110,7 +110,7 @@ def _phases(
     computing = computing_seconds(stage, chip, reading, shares)
     if computing is None or len(known) < len(seconds):
         return None
-    of_microbatch = [share_of_microbatch(one, stage, gathering, microbatches) for one in stage.collectives]
+    of_microbatch = [share_of_microbatch(planned, stage, gathering, microbatches) for planned in stage.collectives]
     shared = [second * share for second, share in zip(known, of_microbatch, strict=True)]
     return phase_times(stage, shared, computing, chip, reading)
 

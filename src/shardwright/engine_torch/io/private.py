@@ -187,7 +187,7 @@ def gathered_parameters(root: torch.nn.Module) -> dict[tuple[int, str], Gathered
     found = {}
     for module in root.modules():
         if isinstance(module, FSDPModule):
-            for parameter in (one for group in _groups(module) for one in group.fsdp_params):
+            for parameter in (held for group in _groups(module) for held in group.fsdp_params):
                 info, gathered = parameter._module_info, GatheredParameter(_state(module), parameter)
                 owners = zip(
                     (info.module, *info.shared_modules), (info.param_name, *info.shared_param_names), strict=True

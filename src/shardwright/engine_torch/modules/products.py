@@ -271,7 +271,7 @@ class ProductModule(ParallelModule):
         error_msgs: list[str],
     ) -> None:
         """As PyTorch's; what of a weight is taken where it or a state has codes is in ``codes/state.py``."""
-        of_codes = {one.weight for one in self.resting.loads(prefix, state_dict)}
+        of_codes = {load.weight for load in self.resting.loads(prefix, state_dict)}
         coded = {f"{prefix}{name}" for name, *_ in self.resting.weights()}
         others = {key: value for key, value in state_dict.items() if key not in coded}
         super()._load_from_state_dict(others, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)

@@ -61,7 +61,7 @@ def update_scales(module: nn.Module) -> None:
     for one in modules:
         assert one.delayed is not None
         one.delayed.require_recipe()
-    measure_together([weight for one in modules for weight in one.resting.to_quantize()])
+    measure_together([weight for module in modules for weight in module.resting.to_quantize()])
     for group in _groups(modules):
         mine = _digest(group.compared)
         both = torch.stack([mine, -mine]).to(torch.int32)

@@ -131,7 +131,7 @@ def parallelize(
         )
         for key, one in weights.items()
     }
-    peers = {one.replicas: ranks.peers(one.replicas) for one in planned.values() if not one.gathered}
+    peers = {weight.replicas: ranks.peers(weight.replicas) for weight in planned.values() if not weight.gathered}
     sharded_by = {key: plan.mesh.larger_than_one(one.at_rest.axes) for key, one in weights.items()}
     replicated = {key: axes for key, axes in sharded_by.items() if plan.mesh.size(axes) < plan.mesh.num_devices}
     comparison = ReplicaComparison(plan.mesh, replicated, device) if replicated else None

@@ -271,8 +271,8 @@ def _compared(
 ) -> _Job:
     named, average, values = named_in(module), named_averages(averages), _values_of(checkpoint)
     others = instead_of(module, checkpoint.tensors)
-    without = {name for one in others for name in one.without}
-    read_besides = {name: tensor for one in others for name, tensor in one.read.items()}
+    without = {name for other in others for name in other.without}
+    read_besides = {name: tensor for other in others for name, tensor in other.read.items()}
     saved = values.get("optimizer")
     if optimizer is not None and saved is None:
         raise CheckpointError(
@@ -294,7 +294,7 @@ def _compared(
         unread={
             *unread,
             *tied.repeated,
-            *(name for one in others for name in one.unread),
+            *(name for other in others for name in other.unread),
             *(name for name in checkpoint.tensors if averages is None and name.startswith(AVERAGE)),
         },
         cast=cast,

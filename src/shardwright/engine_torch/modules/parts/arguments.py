@@ -63,7 +63,7 @@ def refuse(module: str, others: Mapping[str, Any], known: Sequence[str] = ()) ->
     """Raises InputError for an argument that a module does not have, or has only by its default."""
     for name, value in others.items():
         if name not in UNUSED:
-            names = [one for one in dict.fromkeys(known) if one not in ("self", "others", "options", "parameters")]
+            names = [name for name in dict.fromkeys(known) if name not in ("self", "others", "options", "parameters")]
             raise InputError(f"{module} has no argument '{name}'. {did_you_mean(name, names)}".rstrip())
         default, instead = UNUSED[name]
         if value is not default and value != default:

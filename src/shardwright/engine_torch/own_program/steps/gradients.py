@@ -145,7 +145,7 @@ class Reductions:
 
     def _hook_of(self, parameter: torch.Tensor) -> _WeightHook | None:
         owners = (getattr(hook, "__self__", None) for hook in tensor_hooks(parameter))
-        return next((one for one in owners if isinstance(one, _WeightHook) and one.reductions is self), None)
+        return next((owner for owner in owners if isinstance(owner, _WeightHook) and owner.reductions is self), None)
 
     def _begin_at(self, output: object) -> None:
         for tensor in _tensors_in(output):
