@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 
@@ -20,27 +20,40 @@ HEADER = "| step | published, s | planned, s | error | range, s | published, GiB
 
 def page(found: Sequence[Row], wider: Sequence[Row]) -> str:
     """The page's text. ``wider``: the steps that the tables of the sources leave out."""
-    sources = dict.fromkeys(row.step.source for row in (*found, *wider))
-    sections = [(HERE / "page.md").read_text(encoding="utf-8").rstrip(), "## How near", summary(found, wider)]
-    for source in sources:
-        of_source = [row for row in (*found, *wider) if row.step.source == source]
+    start = [(HERE / "page.md").read_text(encoding="utf-8").rstrip(), "## How near", summary(found, wider)]
+    return "\n\n".join([*start, *by_source([*found, *wider])]) + "\n"
+
+
+def by_source(found: Sequence[Row]) -> list[str]:
+    """Of each source its heading, its table and its commands."""
+    sections: list[str] = []
+    for source, of_source in sources_of(found).items():
         table = "\n".join([HEADER, "|---|---:|---:|---:|---|---:|---:|", *(line(row) for row in of_source)])
         sections += [f"## {source}", table, commands(of_source)]
-    return "\n\n".join(sections) + "\n"
+    return sections
 
 
 def summary(found: Sequence[Row], wider: Sequence[Row]) -> str:
     """The errors of each source, and of all; those of experts also with the steps that the tables leave out."""
+    groups = {"all": list(found), **sources_of(found)}
+    groups |= {wider[0].step.source: list(wider), "all experts, with those left out": [*groups[EXPERTS], *wider]}
+    return errors_of(groups)
+
+
+def sources_of(found: Sequence[Row]) -> dict[str, list[Row]]:
+    """The rows of each source."""
+    return {
+        source: [row for row in found if row.step.source == source]
+        for source in dict.fromkeys(row.step.source for row in found)
+    }
+
+
+def errors_of(groups: Mapping[str, Sequence[Row]]) -> str:
+    """A table of the errors of each group."""
     lines = [
         "| steps | number | mean error of time | median, with its sign | largest | published time in the range |",
         "|---|---:|---:|---:|---:|---:|",
     ]
-    groups = {"all": list(found)}
-    groups |= {
-        name: [row for row in found if row.step.source == name]
-        for name in dict.fromkeys(row.step.source for row in found)
-    }
-    groups |= {wider[0].step.source: list(wider), "all experts, with those left out": [*groups[EXPERTS], *wider]}
     for name, group in groups.items():
         errors = [row.error for row in group]
         sizes = [abs(error) for error in errors]
