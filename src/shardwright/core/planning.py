@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from shardwright.core.checks import check, check_mesh
 from shardwright.core.findings.finding import worst_first
+from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.model.table import Activation, ModelTable, Weight, as_torch_stores
+from shardwright.core.model.table import Activation, ModelTable, Program, Weight, as_torch_stores, of_one_layer
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
 from shardwright.core.pipeline.ends import ends_request, with_sums
 from shardwright.core.pipeline.program import with_amaxes_of_ends, with_sums_of_ends
@@ -16,7 +18,7 @@ from shardwright.core.pipeline.requests import chosen_stages, held_requests, sta
 from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.memory import bytes_on_device, estimate_memory, narrowed_bytes
 from shardwright.core.plan.moe_move import choose_moe_move
-from shardwright.core.plan.plan import Plan, TensorPlan
+from shardwright.core.plan.plan import Memory, Plan, TensorPlan
 from shardwright.core.policies.runs import check_policy
 from shardwright.core.quantization.delayed import history_bytes
 from shardwright.core.quantization.derivation import quantized_weights
@@ -30,6 +32,8 @@ from shardwright.core.resolution.resolve import activation_sizes, resolve_activa
 from shardwright.core.resolution.token_hops import rows_sent_on
 from shardwright.core.resolution.update import resolve_update
 from shardwright.core.stages.choice import Choice
+
+NO_MEMORY = Memory(weights_bytes=0, gradients_bytes=0, optimizer_bytes=0, activations_bytes=0)
 
 
 def _as_it_is(request: Request) -> Request:
@@ -69,7 +73,8 @@ def resolve(request: Request, *, collectives: bool = True) -> Plan:
     """The plan without the checks that need a complete plan. ``collectives``: with them."""
     mesh, notes = resolve_mesh(request)
     layout, choices = choose_moe_move(request, mesh)
-    request = replace(request, layout=layout)
+    if layout is not request.layout:
+        request = replace(request, layout=layout)
     tensors = tuple(_weight_plan(request, mesh, weight) for weight in request.table.weights)
     sizes = {**activation_sizes(request, mesh), **_padded_scores(request.table, tensors)}
     components = request.table.components
@@ -89,16 +94,23 @@ def resolve(request: Request, *, collectives: bool = True) -> Plan:
         tensors=tensors,
         # In stages they are those of the slowest rank, and follow from the plans of stages.
         collectives=() if staged or not collectives else step_collectives(request, mesh, tensors, quantized),
-        memory=replace(
-            estimate_memory(request, mesh, tensors),
-            amax_history_bytes=history_bytes(request, mesh, quantized),
-            narrowed_bytes=narrowed_bytes(request, mesh, tensors, quantized),
-        ),
+        # In stages it is that of the fullest rank.
+        memory=NO_MEMORY if staged else _memory(request, mesh, tensors, quantized),
         choices=choices,
         findings=notes,
         quantized=quantized,
     )
     return _with_stages(plan, choice, collectives=collectives) if choice is not None and staged else plan
+
+
+def _memory(
+    request: Request, mesh: Mesh, tensors: Sequence[TensorPlan], quantized: Sequence[QuantizedWeight]
+) -> Memory:
+    return replace(
+        estimate_memory(request, mesh, tensors),
+        amax_history_bytes=history_bytes(request, mesh, quantized),
+        narrowed_bytes=narrowed_bytes(request, mesh, tensors, quantized),
+    )
 
 
 def _resting(tensors: Iterable[TensorPlan], quantized: Iterable[QuantizedWeight], mesh: Mesh) -> tuple[TensorPlan, ...]:
@@ -154,13 +166,24 @@ def _resolved_once(request: Request, planned: dict[object, Plan], *, collectives
 
 
 def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
-    stored = as_torch_stores(weight) if request.engine == "torch" else weight
-    resolved = resolve_weight(stored, request.layout, mesh, request.engine)
     dtype = weight.dtype if weight.frozen else request.weights_dtype
-    shape = padded_shape(stored, request.table, request.layout, mesh, request.engine)
+    return _row_of_weight(weight, dtype, request.table.program, request.layout, mesh, request.engine)
+
+
+@lru_cache(maxsize=4096)
+def _row_of_weight(
+    weight: Weight, dtype: str, program: Program, layout: Layout, mesh: Mesh, engine: Engine
+) -> TensorPlan:
+    # All plans of a layout on a mesh have the same rows, and those of its stages have them but for the number of layers.
+    of_layer = of_one_layer(weight)
+    if of_layer is not weight:
+        return replace(_row_of_weight(of_layer, dtype, program, layout, mesh, engine), num=weight.num)
+    stored = as_torch_stores(weight) if engine == "torch" else weight
+    resolved = resolve_weight(stored, layout, mesh, engine)
+    shape = padded_shape(stored, program, layout, mesh, engine)
     shard_group = mesh.in_mesh_order(resolved.at_rest.axes)
     at_rest, in_use = resolved.at_rest, resolved.in_use
-    in_update = resolve_update(stored, request.layout, mesh, request.engine, at_rest, in_use, shape)
+    in_update = resolve_update(stored, layout, mesh, engine, at_rest, in_use, shape)
     return TensorPlan(
         name=weight.name,
         kind="weight",
@@ -174,7 +197,7 @@ def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
         num=weight.num,
         shard_group=shard_group,
         replica_group=tuple(axis for axis in mesh.names if axis not in shard_group),
-        gradient=gradient_reductions(stored, request.layout, in_update or at_rest, in_use),
+        gradient=gradient_reductions(stored, layout, in_update or at_rest, in_use),
         axis_requests=resolved.axis_requests,
         stack=weight.stack,
         unpadded=None if shape == stored.shape else stored.shape,
@@ -191,14 +214,27 @@ def _padded_scores(table: ModelTable, weights: Sequence[TensorPlan]) -> dict[str
 def _activation_plan(
     request: Request, mesh: Mesh, sizes: Mapping[str, int], components: frozenset[str], row: Activation
 ) -> TensorPlan:
-    spec = resolve_activation(row, request.layout, mesh, components)
-    own = {**sizes, **(row.sizes or {})}
-    shape = tuple(own[name] for name in row.logical_axes)
+    own = {**sizes, **row.sizes} if row.sizes else sizes
+    shape = tuple([own[name] for name in row.logical_axes])
     entries = request.table.sizes.get(PADDED_AXIS)
+    return _row_of_activation(row, shape, entries, row.dtype or request.dtype, request.layout, mesh, components)
+
+
+@lru_cache(maxsize=4096)
+def _row_of_activation(
+    row: Activation,
+    shape: tuple[int, ...],
+    entries: int | None,
+    dtype: str,
+    layout: Layout,
+    mesh: Mesh,
+    components: frozenset[str],
+) -> TensorPlan:
+    """``entries``: of the vocabulary, without padding."""
+    spec = resolve_activation(row.component, row.logical_axes, layout, mesh, components)
     unpadded = tuple(
         entries if name == PADDED_AXIS and entries else size for name, size in zip(row.logical_axes, shape, strict=True)
     )
-    dtype = row.dtype or request.dtype
     group = mesh.in_mesh_order(spec.axes)
     return TensorPlan(
         name=row.name,

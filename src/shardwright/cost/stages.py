@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.pipeline.derived import gathered_bytes, gathering_in
-from shardwright.core.pipeline.requests import chosen_stages, request_of
+from shardwright.core.pipeline.requests import chosen_stages, declared_stages, recipe_of, request_of
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan
@@ -22,6 +22,7 @@ from shardwright.core.resolution.request import Request
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.choice import Choice
 from shardwright.core.stages.gathering import Gathering
+from shardwright.core.stages.submodel import stage_table
 from shardwright.core.stages.units import Unit, UnitCost
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
@@ -37,17 +38,17 @@ def with_unit_costs(request: Request, machine: Machine) -> Request:
     mesh, _ = resolve_mesh(request)
     layout, _ = choose_moe_move(request, mesh)
     moved = replace(request, layout=layout, unit_costs=None)
-    choice = chosen_stages(moved, mesh)
+    choice = declared_stages(moved, mesh)
     if choice is None or choice.faults or mesh.num_devices != machine.num_devices:
         return request
     return replace(request, unit_costs=_costs(moved, mesh, choice, map_mesh(mesh, machine)))
 
 
 def assign_by_time(plan: Plan, mapping: MeshMapping, plan_again: Callable[[Request], Plan]) -> Plan:
-    """The plan with units shared out by seconds, planned again if that changes a stage. Unchanged where the user gave the stages, or
-    where a collective has no time."""
+    """The plan with units shared out by seconds, planned again if that changes a stage. Unchanged where the user gave the stages, where a
+    collective has no time, and where the request of the plan has the costs of its units already."""
     pipeline = plan.pipeline
-    if pipeline is None or plan.request.stages is not None:
+    if pipeline is None or plan.request.stages is not None or plan.request.unit_costs is not None:
         return plan
     costs = _costs(plan.request, plan.mesh, pipeline.choice, mapping)
     if costs is None:
@@ -71,13 +72,14 @@ def _each_cost(request: Request, mesh: Mesh, choice: Choice, mapping: MeshMappin
     gathering = gathering_in(request, choice)
     known: dict[object, UnitCost | None] = {}
     for unit in choice.units:
-        own = request_of(request, mesh, _alone(unit))
-        weights, recipe = own.table.weights, own.precision
+        table = stage_table(request.table, _alone(unit))
+        recipe = recipe_of(request, table)
         # Layers with the same weights are alike, if as many of those are quantized.
         kind = tuple(
-            (weight.name, 0 if recipe is None else quantized_layers(weight, recipe, own.table)) for weight in weights
+            (weight.name, 0 if recipe is None else quantized_layers(weight, recipe, table)) for weight in table.weights
         )
         if kind not in known:
+            own = request_of(request, mesh, _alone(unit))
             known[kind] = _cost(resolve(own), mapping, gathering, request.microbatches)
         yield known[kind]
 

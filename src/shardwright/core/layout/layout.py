@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from shardwright.core.findings.position import Position
 from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES, SEQUENCE_PARALLEL
+from shardwright.core.mesh.hashed import HashedOnce
 
 Auto = Literal["auto"]
 Engine = Literal["jax", "torch"]
@@ -64,7 +65,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class Layout(HashedOnce):
     """One declaration from which every placement follows. ``mesh`` and ``entries`` have the same axes in one order."""
 
     name: str
@@ -78,6 +79,14 @@ class Layout:
     pays: str = ""
     """When this layout pays, in one sentence."""
     positions: Mapping[str, Position] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(
+                self.name, self.move_attention, self.move_moe, len(self.rules), *map(_roles_key, self.entries.items())
+            )
 
     def role(self, axis: str, component: str) -> str:
         """The role of a mesh axis in a component."""
@@ -134,3 +143,9 @@ class Layout:
     def axes_sharding(self, logical_axis: str, component: str) -> tuple[str, ...]:
         """The axes that shard a logical axis of activations in a component, in mesh order."""
         return tuple(axis for axis in self.entries if logical_axis in self.dims_sharded_by(axis, component))
+
+
+def _roles_key(entry: tuple[str, RoleEntry]) -> Hashable:
+    """What tells most entries from others."""
+    axis, of = entry
+    return axis, *of.roles.values(), of.weights, of.keep_gathered, of.optimizer, of.gradients

@@ -8,6 +8,7 @@ from itertools import product
 from math import prod
 from types import MappingProxyType
 
+from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.mesh.spec import Spec
 
@@ -25,7 +26,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True)
-class Mesh:
+class Mesh(HashedOnce):
     """Mesh axes, major first. Device ``d`` has the row-major coordinates of ``d`` over their sizes.
 
     ``whole_slice``: how collectives over all devices are done, if the devices are one slice of a torus that rewrites them.
@@ -49,6 +50,12 @@ class Mesh:
         object.__setattr__(self, "names", tuple(self.shape))
         assert len(self.shape) == len(self.axes), self.axes
         assert all(axis.size >= 1 for axis in self.axes), self.axes
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.axes, self.whole_slice)
 
     def __reduce__(self) -> tuple[type[Mesh], tuple[tuple[Axis, ...], WholeSlice | None]]:
         return Mesh, (self.axes, self.whole_slice)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from shardwright.core.mesh.hashed import HashedOnce
+
 
 @dataclass(frozen=True, slots=True)
 class DimSpec:
@@ -18,7 +20,7 @@ class DimSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(HashedOnce):
     """The placement of a tensor; ``str`` writes it in the notation.
 
     A mesh axis shards at most one dim, and no logical axis occurs twice: both are asserted here, for every
@@ -44,6 +46,12 @@ class Spec:
         assert len(set(axes)) == len(axes), f"an axis shards at most one dim of any tensor: {self}"
         object.__setattr__(self, "logical_axes", names)
         object.__setattr__(self, "axes", axes)
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.dims)
 
     @classmethod
     def of(cls, **axes: Iterable[str]) -> Spec:

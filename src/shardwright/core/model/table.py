@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import prod
 from typing import Any, Literal
 
 from shardwright.core.findings.bounds import within
+from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.model.training_only import TrainingOnly
 
 Contraction = tuple[str, str]
@@ -31,7 +33,7 @@ class Initializer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weight:
+class Weight(HashedOnce):
     """One parameter, or one row of the table for the same parameter of ``num`` layers.
 
     ``shape`` and ``logical_axes`` describe one layer. ``stack``: the consecutive layers that share the row
@@ -72,6 +74,12 @@ class Weight:
     ends_layer: bool = False
     tokens: tuple[str, ...] = ("batch", "length")
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.name, self.component, self.shape, self.num, self.first_layer)
+
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.logical_axes), self.name
 
@@ -100,7 +108,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Activation:
+class Activation(HashedOnce):
     """One named activation. Its shape is ``sizes`` of the table at its logical axes, and the request's batch and length."""
 
     name: str
@@ -114,9 +122,15 @@ class Activation:
     stacks: tuple[str, ...] = ()
     """The stacks whose layers have it; none: every layer's, or no layer's."""
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.name, self.component, self.num, self.logical_axes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
+class Operation(HashedOnce):
     """How the forward pass of a layer makes one of its activations, in the order of the layer.
 
     ``inputs``: the activations that it is made of. ``reads``: those that the backward pass through the operation reads. ``weights``:
@@ -130,6 +144,12 @@ class Operation:
     weights: tuple[str, ...] = ()
     like: str | None = None
     stacks: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.output, self.inputs, self.stacks)
 
 
 MoveKind = Literal["stream", "queries", "keys", "dispatch", "combine"]
@@ -201,8 +221,15 @@ class ModelTable:
     natural_batch: int | None = None
     natural_length: int | None = None
     training_only: tuple[TrainingOnly, ...] = ()
+    components: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Those that have a tensor in this model."""
+    weights_by_name: Mapping[str, Weight] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        # Both are read many thousand times in a plan.
+        rows = (*self.weights, *self.activations)
+        object.__setattr__(self, "components", frozenset(row.component for row in rows))
+        object.__setattr__(self, "weights_by_name", {weight.name: weight for weight in self.weights})
         within(f"{self.name}: num_layers", self.num_layers, "layers")
         for weight in self.weights:
             within(f"{self.name}: the number of layers of '{weight.name}'", weight.num, "layers")
@@ -215,11 +242,6 @@ class ModelTable:
         """Trained elements; a tied weight counts once, a frozen one not at all."""
         return sum(weight.num_parameters for weight in self.weights if not weight.frozen)
 
-    @property
-    def components(self) -> frozenset[str]:
-        """The components that have a tensor in this model."""
-        return frozenset(row.component for row in (*self.weights, *self.activations))
-
     def size(self, activation: Activation, logical_axis: str) -> int:
         """Elements of an activation along a logical axis; KeyError for an axis whose size the request gives."""
         return {**self.sizes, **(activation.sizes or {})}[logical_axis]
@@ -229,7 +251,7 @@ class ModelTable:
         return {weight.name: weight.name_in_layer for weight in self.weights if weight.stack == stack}
 
     def weight(self, name: str) -> Weight:
-        return next(weight for weight in self.weights if weight.name == name)
+        return self.weights_by_name[name]
 
     def activation(self, name: str) -> Activation:
         return next(activation for activation in self.activations if activation.name == name)
@@ -243,6 +265,18 @@ def name_in_layer(name: str, stack: str | None) -> str:
     return name if stack is None else name.removeprefix(f"{stack}.")
 
 
+@lru_cache(maxsize=4096)
+def of_one_layer(weight: Weight) -> Weight:
+    """A weight of one layer, the same for all parts of a model that have the row."""
+    return _first_of_equal(replace(weight, num=1, first_layer=0, first_in_stack=0))
+
+
+@lru_cache(maxsize=4096)
+def _first_of_equal(weight: Weight) -> Weight:
+    return weight
+
+
+@lru_cache(maxsize=4096)
 def as_torch_stores(weight: Weight) -> Weight:
     """The same weight with the dims that PyTorch stores: heads and head_dim are merged, outputs come first.
 

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
@@ -53,7 +53,8 @@ def ends_request(request: Request, mesh: Mesh) -> Request | None:
     )
 
 
-def _without_layers(layout: Layout, axes: Sequence[str]) -> Layout:
+@lru_cache(maxsize=256)
+def _without_layers(layout: Layout, axes: tuple[str, ...]) -> Layout:
     """The layout where there are no layers: the stage axes have nothing to divide."""
     entries = {
         axis: replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from shardwright.core.findings.patterns import matches
 from shardwright.core.layout.layout import Layout
@@ -15,7 +16,7 @@ from shardwright.core.policies.policy import gathering_again
 from shardwright.core.recipes.recipe import Recipe
 from shardwright.core.resolution.request import Request
 from shardwright.core.stages.assignment import Stage
-from shardwright.core.stages.choice import Choice, Fault, choose
+from shardwright.core.stages.choice import Choice, Fault, shared_out, without_stages
 from shardwright.core.stages.submodel import program_table, stage_table
 from shardwright.core.stages.units import Letter, units_of
 
@@ -27,6 +28,14 @@ def stage_axes(request: Request, mesh: Mesh) -> tuple[str, ...]:
 
 def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
     """The stages of a request, or why there are none; None where no axis divides the layers, and for a user's own program."""
+    choice = declared_stages(request, mesh)
+    # On JAX arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
+    limit_bytes = request.chip.usable_bytes if request.chip and request.engine == "torch" else None
+    return choice and shared_out(choice, request.stages, request.unit_costs, limit_bytes)
+
+
+def declared_stages(request: Request, mesh: Mesh) -> Choice | None:
+    """The same before the units are shared out."""
     axes = stage_axes(request, mesh)
     if not axes or request.table.program != "ours":
         return None
@@ -34,7 +43,7 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
     ends = ends_of_stages(request, axes)
     faults = (*_half_shared(request, ends), *_differing(request, axes))
     units = units_of(request.table, request.length, recomputed=request.remat == "full", ends=ends)
-    choice = choose(
+    choice = without_stages(
         units,
         ranks=mesh.size(axes),
         microbatches=request.microbatches,
@@ -42,11 +51,8 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
         virtual=next((entry.virtual for entry in entries if entry.virtual), None),
         schedule=request.schedule or next((entry.schedule for entry in entries if entry.schedule), None),
         text=request.stages,
-        costs=request.unit_costs,
-        # On JAX arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
-        limit_bytes=request.chip.usable_bytes if request.chip and request.engine == "torch" else None,
     )
-    return replace(choice, stages=(), faults=(*choice.faults, *faults)) if faults else choice
+    return replace(choice, faults=(*choice.faults, *faults)) if faults else choice
 
 
 def _differing(request: Request, axes: Sequence[str]) -> Iterator[Fault]:
@@ -151,6 +157,7 @@ def recipe_of(request: Request, table: ModelTable) -> Recipe | None:
     return replace(recipe, high=there(recipe.high), quantized=there(recipe.quantized))
 
 
+@lru_cache(maxsize=256)
 def _without(layout: Layout, axes: tuple[str, ...]) -> Layout:
     return replace(
         layout,

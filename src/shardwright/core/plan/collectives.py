@@ -26,7 +26,7 @@ from shardwright.core.plan.moe_move import collectives_of_experts
 from shardwright.core.plan.movement import Collective, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import Resharding, resharding, weight_reshardings, weight_update
-from shardwright.core.policies.repeated import gathers_again, moved_again
+from shardwright.core.policies.repeated import gathers_again, layers_gathered_again, moved_again
 from shardwright.core.policies.runs import Run
 from shardwright.core.quantization.links import copy_phases
 from shardwright.core.quantization.quantized import QuantizedWeight
@@ -70,7 +70,7 @@ def _of_weight(
         if use in list(uses.values())[:number]:
             continue
         plain = movement(use.at_rest, use.gathered, (), shape, mesh)
-        again = 0 if use.kept else sum(gathers_again(runs, tensor.stack, layer) for layer in range(of_codes, layers))
+        again = 0 if use.kept else layers_gathered_again(runs, tensor.stack, range(of_codes, layers))
         width = DTYPE_BYTES[use.gather_dtype]
         for gather in plain:
             rounds = (layers - of_codes) * request.microbatches

@@ -97,9 +97,16 @@ def movement(
     >>> movement(before, after, [], {"experts": 8, "batch": 4, "groups": 4}, mesh)
     (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, subgroup=None, beside=(), rearranged=False, compiled_as=None),)
     """
-    held = {dim.logical_axis: list(dim.axes) for dim in before.dims}
+    return _movement(before, after, tuple(partial), tuple(shape.items()), mesh)
+
+
+@lru_cache(maxsize=4096)
+def _movement(
+    before: Spec, after: Spec, partial: tuple[str, ...], sizes: tuple[tuple[str, int], ...], mesh: Mesh
+) -> tuple[Collective, ...]:
+    held, shape = {dim.logical_axis: list(dim.axes) for dim in before.dims}, dict(sizes)
     found = []
-    for step in _steps(before, after, tuple(partial), mesh):
+    for step in _steps(before, after, partial, mesh):
         size = _elements(held, shape, mesh)
         _apply(step, held)
         size = max(size, _elements(held, shape, mesh))

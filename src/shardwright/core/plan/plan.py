@@ -236,18 +236,18 @@ class Plan:
     stage_plans: tuple[Plan, ...] = ()
     ends_plan: Plan | None = None
     program: Plan | None = None
+    weights: tuple[TensorPlan, ...] = field(init=False, repr=False, compare=False)
+    activations: tuple[TensorPlan, ...] = field(init=False, repr=False, compare=False)
+    by_name: Mapping[str, TensorPlan] = field(init=False, repr=False, compare=False)
 
-    @property
-    def weights(self) -> tuple[TensorPlan, ...]:
-        return tuple(tensor for tensor in self.tensors if tensor.kind == "weight")
-
-    @property
-    def activations(self) -> tuple[TensorPlan, ...]:
-        return tuple(tensor for tensor in self.tensors if tensor.kind == "activation")
-
-    @property
-    def by_name(self) -> Mapping[str, TensorPlan]:
-        return {tensor.name: tensor for tensor in self.tensors}
+    def __post_init__(self) -> None:
+        # All are read many thousand times in a plan.
+        by_kind: dict[str, list[TensorPlan]] = {"weight": [], "activation": []}
+        for tensor in self.tensors:
+            by_kind[tensor.kind].append(tensor)
+        object.__setattr__(self, "weights", tuple(by_kind["weight"]))
+        object.__setattr__(self, "activations", tuple(by_kind["activation"]))
+        object.__setattr__(self, "by_name", {tensor.name: tensor for tensor in self.tensors})
 
     @property
     def delayed(self) -> tuple[DelayedScale, ...]:

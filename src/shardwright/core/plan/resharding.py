@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
+from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import sent_dtype, summed_dtype
-from shardwright.core.model.table import Move, as_torch_stores
+from shardwright.core.model.table import Move, Weight, as_torch_stores, of_one_layer
 from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import TensorPlan
 from shardwright.core.resolution.gradients import partial_axes, partial_gradient_axes
@@ -89,21 +91,48 @@ class WeightResharding:
 
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
     """The reshardings of a weight by the component that uses it, its own first. A tied weight has two."""
-    weight, layout = request.table.weight(tensor.name), request.layout
-    stored = as_torch_stores(weight) if request.engine == "torch" else weight
     assert tensor.at_rest is not None
-    at_rest, own = (Spec(spec.dims[len(spec.dims) - len(tensor.shape) :]) for spec in (tensor.at_rest, tensor.in_use))
-    reduced = {axis: kind for axis, kind in tensor.gradient.items() if mesh.size(axis) > 1}
+    return _weight_reshardings(
+        of_one_layer(request.table.weight(tensor.name)),
+        tensor.stack is not None,
+        tensor.dtype,
+        *(_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.in_use)),
+        tuple(tensor.gradient),
+        request.layout,
+        mesh,
+        request.engine,
+        request.dtype,
+        request.summed_in,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _weight_reshardings(
+    weight: Weight,
+    stacked: bool,
+    dtype: str,
+    at_rest: Spec,
+    own: Spec,
+    gradient: tuple[str, ...],
+    layout: Layout,
+    mesh: Mesh,
+    engine: Engine,
+    computation: str,
+    summed_in: str,
+) -> Mapping[str, WeightResharding]:
+    """``gradient``: the axes over which it is reduced. ``dtype``: at rest."""
+    stored = as_torch_stores(weight) if engine == "torch" else weight
+    reduced = mesh.larger_than_one(gradient)
     found = {}
     for component in (weight.component, *weight.uses):
         second = component if component != weight.component else None
-        in_use = resolve_weight(stored, layout, mesh, request.engine, second).in_use if second else own
+        in_use = resolve_weight(stored, layout, mesh, engine, second).in_use if second else own
         operand = operand_spec(in_use, component, layout, mesh)
         sliced = [axis for axis in operand.axes if axis not in at_rest.axes]
         gathered = operand.without(sliced)
         partial = {*partial_gradient_axes(stored, layout, operand, second), *sliced}
         summed = dict.fromkeys(reduced)
-        if request.engine == "torch":
+        if engine == "torch":
             summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in gathered.axes)
         found[component] = WeightResharding(
             at_rest=at_rest,
@@ -111,9 +140,9 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
             operand=operand,
             scattered=tuple(axis for axis in reduced if axis in at_rest.axes),
             replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
-            gather_dtype=sent_dtype(weight, tensor.dtype, request.dtype),
-            reduce_dtype=summed_dtype(weight, request.summed_in, request.dtype),
-            kept=tensor.stack is not None
+            gather_dtype=sent_dtype(weight, dtype, computation),
+            reduce_dtype=summed_dtype(weight, summed_in, computation),
+            kept=stacked
             and layout.keeps_gathered(a for a in mesh.larger_than_one(at_rest.axes) if a not in gathered.axes),
         )
     return found
@@ -155,16 +184,31 @@ class WeightUpdate:
 def weight_update(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightUpdate:
     """The update of a weight, in the dims of one layer."""
     assert tensor.at_rest is not None
-    at_rest, in_update = (
-        Spec(spec.dims[len(spec.dims) - len(tensor.shape) :]) for spec in (tensor.at_rest, tensor.updated)
+    return _weight_update(
+        *(_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.updated)),
+        tuple(tensor.gradient),
+        request.layout,
+        mesh,
+        summed_dtype(request.table.weight(tensor.name), request.summed_in, request.dtype),
     )
-    held = held_gradient(request.layout, at_rest, in_update)
-    partial = [axis for axis in mesh.larger_than_one(tensor.gradient) if axis not in at_rest.axes]
+
+
+def _of_one_layer(spec: Spec, dims: int) -> Spec:
+    """A spec without the dim of stacked layers: with that many dims."""
+    return spec if len(spec.dims) == dims else Spec(spec.dims[len(spec.dims) - dims :])
+
+
+@lru_cache(maxsize=4096)
+def _weight_update(
+    at_rest: Spec, in_update: Spec, gradient: tuple[str, ...], layout: Layout, mesh: Mesh, dtype: str
+) -> WeightUpdate:
+    held = held_gradient(layout, at_rest, in_update)
+    partial = [axis for axis in mesh.larger_than_one(gradient) if axis not in at_rest.axes]
     return WeightUpdate(
         at_rest=at_rest,
         held=held,
         in_update=in_update,
         scattered=tuple(axis for axis in partial if axis in held.axes),
         late=tuple(axis for axis in partial if axis not in held.axes),
-        dtype=summed_dtype(request.table.weight(tensor.name), request.summed_in, request.dtype),
+        dtype=dtype,
     )

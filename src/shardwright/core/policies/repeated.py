@@ -55,6 +55,20 @@ def made_by(table: ModelTable, move: Move) -> str:
     return next(between, move.source)
 
 
+def layers_gathered_again(runs: Sequence[Run], stack: str | None, layers: range) -> int:
+    """How many of a stack's layers gather their weights again, by their numbers in it; those beyond its runs are as the last."""
+    found = [run for run in runs if run.stack == stack]
+    if not found:
+        return 0
+    inside = sum(len(_common(run.layers, layers)) for run in found if run.gathers_again)
+    beyond = len(range(max(layers.start, found[-1].layers.stop), layers.stop)) if found[-1].gathers_again else 0
+    return inside + beyond
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
 def gathers_again(runs: Sequence[Run], stack: str | None, number: int) -> bool:
     """Whether a layer's weights are gathered again. ``number``: in the stack; one beyond its runs is as the last."""
     found = [run for run in runs if run.stack == stack]

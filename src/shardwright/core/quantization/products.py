@@ -9,7 +9,7 @@ from shardwright.core.findings.patterns import matches
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.model.table import EXPERT_TOKENS, Activation, ModelTable, Weight
+from shardwright.core.model.table import EXPERT_TOKENS, ModelTable, Weight
 from shardwright.core.quantization.quantized import ShardedDim
 from shardwright.core.recipes.recipe import QUANTIZED, Recipe
 from shardwright.core.resolution.resolve import resolve_activation
@@ -86,8 +86,7 @@ def of_operand(
     """
     tokens = token_names(weight)
     experts = tuple(name for name in weight.logical_axes if name == "experts")
-    row = Activation(name=weight.name, component=weight.component, logical_axes=(*experts, *tokens, *names))
-    spec = resolve_activation(row, layout, mesh, table.components)
+    spec = resolve_activation(weight.component, (*experts, *tokens, *names), layout, mesh, table.components)
 
     def dim(of: tuple[str, ...], size_of: Mapping[str, int]) -> ShardedDim:
         return ShardedDim(

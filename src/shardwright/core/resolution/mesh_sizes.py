@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from math import gcd, prod
 
 from shardwright.core.findings.bounds import BOUNDS
@@ -14,6 +15,7 @@ from shardwright.core.findings.nearest import nearest
 from shardwright.core.layout.layout import Auto, Layout
 from shardwright.core.layout.wording import count, either
 from shardwright.core.mesh.divisors import nearest_divisors, nearest_multiples
+from shardwright.core.mesh.hops import WholeSlice
 from shardwright.core.mesh.mesh import Axis, Mesh
 from shardwright.core.resolution.request import Request
 
@@ -40,7 +42,13 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
         fixed[automatic[0]] = devices // known
     axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
     whole_slice = request.chip.whole_slice if request.chip is not None and request.engine == "jax" else None
-    return Mesh(axes, whole_slice and whole_slice.by(request.hops)), notes
+    return _mesh(axes, whole_slice and whole_slice.by(request.hops)), notes
+
+
+@lru_cache(maxsize=256)
+def _mesh(axes: tuple[Axis, ...], whole_slice: WholeSlice | None) -> Mesh:
+    # The same object for all requests on a mesh: what is derived from it is looked up by it.
+    return Mesh(axes, whole_slice)
 
 
 def mesh_faults(request: Request) -> tuple[Draft, ...]:

@@ -97,8 +97,7 @@ def activation_spec(layout: Layout, mesh: Mesh, logical_axes: str, *, component:
             f"the mesh has an axis '{unknown[0]}', and layout '{layout.name}' has none. Give the mesh of a plan under it."
         )
     known, axes = _parse("the activation", f"{component}: {logical_axes}")
-    row = Activation(name="the activation", component=known, logical_axes=axes)
-    return resolve_activation(row, layout, mesh, frozenset(COMPONENTS))
+    return resolve_activation(known, axes, layout, mesh, frozenset(COMPONENTS))
 
 
 def _parse(where: str, text: str) -> tuple[str, tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
@@ -12,7 +13,7 @@ from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.capacity import Traffic, row_capacity
-from shardwright.core.model.table import Activation, ModelTable, Weight
+from shardwright.core.model.table import ModelTable, Weight
 from shardwright.core.resolution.order import ordered, persistent_axes
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.storage import choose_storage
@@ -158,17 +159,15 @@ def operand_spec(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Sp
     return Spec.build(in_use.logical_axes, axes_of)
 
 
-def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, components: frozenset[str]) -> Spec:
-    """The spec of one activation. ``components``: those of the model, which decide the persistent axes."""
-    component = activation.component
-    axes_of: dict[str, list[str]] = {name: [] for name in activation.logical_axes}
+@lru_cache(maxsize=4096)
+def resolve_activation(
+    component: str, logical_axes: tuple[str, ...], layout: Layout, mesh: Mesh, components: frozenset[str]
+) -> Spec:
+    """The spec of an activation with these logical axes. ``components``: those of the model, which decide the persistent axes."""
+    axes_of: dict[str, list[str]] = {name: [] for name in logical_axes}
     for axis in mesh.names:
         dispatched_from = component == "router" and "groups" in axes_of
-        name = (
-            dispatched_dim(layout, axis)
-            if dispatched_from
-            else layout.dim_sharded_by(axis, component, activation.logical_axes)
-        )
+        name = dispatched_dim(layout, axis) if dispatched_from else layout.dim_sharded_by(axis, component, logical_axes)
         if name is not None:
             axes_of[name].append(axis)
     for name in EXCHANGED_FOR_HEADS:
@@ -178,9 +177,7 @@ def resolve_activation(activation: Activation, layout: Layout, mesh: Mesh, compo
         if exchanged:
             persistent = [axis for axis in axes_of[name] if axis not in exchanged]
             axes_of[name] = [*persistent, *order_on("length", exchanged, layout, mesh, components)]
-    return Spec.build(
-        activation.logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in axes_of.items()}
-    )
+    return Spec.build(logical_axes, {n: order_on(n, axes, layout, mesh, components) for n, axes in axes_of.items()})
 
 
 def order_on(name: str, axes: list[str], layout: Layout, mesh: Mesh, components: frozenset[str]) -> tuple[str, ...]:

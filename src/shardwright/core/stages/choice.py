@@ -114,6 +114,23 @@ def choose(
 ) -> Choice:
     """The stages of a pipeline of so many ranks. ``virtual``, ``schedule`` and ``text`` are what the user gave. ``costs``: of each unit, by
     which they are shared out; ``limit_bytes``: the memory of a device, if a rank has one stage and holds no more than that stage."""
+    choice = without_stages(
+        units, ranks=ranks, microbatches=microbatches, engine=engine, virtual=virtual, schedule=schedule, text=text
+    )
+    return shared_out(choice, text, costs, limit_bytes)
+
+
+def without_stages(
+    units: Sequence[Unit],
+    *,
+    ranks: int,
+    microbatches: int,
+    engine: str,
+    virtual: int | None = None,
+    schedule: str | None = None,
+    text: str | None = None,
+) -> Choice:
+    """The same before the units are shared out, with every reason why they cannot be."""
     letters = None if text is None else read_stages(text)
     if letters is not None and len(letters) % ranks == 0:
         virtual = len(letters) // ranks
@@ -125,15 +142,25 @@ def choose(
         *_of_schedule(choice),
         *(_of_number(choice) if letters is None else _of_text(choice, letters)),
     )
-    if faults:
-        return replace(choice, faults=faults)
-    if letters is not None:
-        return replace(choice, stages=assigned(units, [*map(len, letters)]), by="given")
-    counts, by = _shared_out(choice, costs, limit_bytes)
-    return replace(choice, stages=assigned(units, counts), by=by)
+    return replace(choice, faults=faults) if faults else choice
 
 
-def _shared_out(
+def shared_out(
+    choice: Choice,
+    text: str | None = None,
+    costs: Sequence[UnitCost] | None = None,
+    limit_bytes: int | None = None,
+) -> Choice:
+    """A choice without stages, with them; as it is where it has faults."""
+    if choice.faults:
+        return choice
+    if text is not None:
+        return replace(choice, stages=assigned(choice.units, [*map(len, read_stages(text))]), by="given")
+    counts, by = _counts(choice, costs, limit_bytes)
+    return replace(choice, stages=assigned(choice.units, counts), by=by)
+
+
+def _counts(
     choice: Choice, costs: Sequence[UnitCost] | None, limit_bytes: int | None
 ) -> tuple[tuple[int, ...], SharedBy]:
     """The number of units of each stage. Memory limits them where a rank has one stage: then a stage's bytes are the rank's."""
