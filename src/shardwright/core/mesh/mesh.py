@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import product
 from math import prod
 from types import MappingProxyType
@@ -90,7 +91,7 @@ class Mesh(HashedOnce):
         >>> print(Mesh.of(data=2, fsdp=1).sharding(Spec.of(embed=["data", "fsdp"])))
         embed/data
         """
-        return spec.without(axis.name for axis in self.axes if axis.size == 1)
+        return _sharding(self, spec)
 
     def placed_alike(self, one: Spec, other: Spec) -> bool:
         """Whether two specs of a tensor place it in the same way."""
@@ -142,3 +143,8 @@ class Mesh(HashedOnce):
 
     def __str__(self) -> str:
         return " x ".join(f"{axis.name} {axis.size}" for axis in self.axes)
+
+
+@lru_cache(maxsize=4096)
+def _sharding(mesh: Mesh, spec: Spec) -> Spec:
+    return spec.without(axis.name for axis in mesh.axes if axis.size == 1)

@@ -156,7 +156,7 @@ MoveKind = Literal["stream", "queries", "keys", "dispatch", "combine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Move:
+class Move(HashedOnce):
     """A resharding in the forward pass, from the spec of ``source`` to that of ``target``.
 
     ``summed``: the dims contracted in computing the source: it is partial over the axes that shard those.
@@ -176,6 +176,12 @@ class Move:
     ends_layer: bool = False
     beside: str = ""
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.source, self.target)
+
 
 Program = Literal["ours", "users"]
 """The program that a table describes: the engines', with all activations; or a user's own, with its weights and only
@@ -183,7 +189,7 @@ those activations whose sharding it asks for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelTable:
+class ModelTable(HashedOnce):
     """A model as data.
 
     ``sizes``: elements along each logical axis of activations, except batch, length, groups and slots, which the
@@ -236,6 +242,12 @@ class ModelTable:
             for axis, size in zip(weight.logical_axes, weight.shape, strict=True):
                 within(f"{self.name}: '{axis}' of '{weight.name}'", size, "elements")
         assert (self.program == "ours") == (self.architecture is not None), self.name
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.name, self.num_layers, self.weights)
 
     @property
     def num_parameters(self) -> int:

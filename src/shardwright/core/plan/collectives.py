@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from math import ceil
 from typing import Literal
@@ -303,6 +303,7 @@ def _made_beside(
     return None
 
 
+@lru_cache(maxsize=4096)
 def made_of_the_input(table: ModelTable, name: str) -> bool:
     """Whether an activation depends on the input alone. It is then moved once a step, outside the layers."""
     row = next(row for row in table.activations if row.name == name)
@@ -358,9 +359,8 @@ def _merged(
         sent = (one.bytes_per_device, one.dtype, of_floats)
         key = (one.component, one.phase, one.kind, one.axes, one.ragged, one.subgroup, one.beside, *sent)
         row = rows.get(key)
-        rows[key] = replace(
-            one,
-            count_per_step=one.count_per_step + (row.count_per_step if row else 0),
-            tensors=tuple(dict.fromkeys((*(row.tensors if row else ()), *one.tensors))),
-        )
+        if row is not None:
+            times, names = row.count_per_step + one.count_per_step, dict.fromkeys((*row.tensors, *one.tensors))
+            one = replace(one, count_per_step=times, tensors=tuple(names))
+        rows[key] = one
     return tuple(rows.values())

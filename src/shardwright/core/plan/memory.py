@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
@@ -22,7 +23,8 @@ from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import expert_axes
 
 
-def bytes_on_device(spec: Spec, shape: Sequence[int], dtype: str, mesh: Mesh) -> int:
+@lru_cache(maxsize=8192)
+def bytes_on_device(spec: Spec, shape: tuple[int, ...], dtype: str, mesh: Mesh) -> int:
     """Bytes of the largest shard on one device. A dim that its axes do not divide is rounded up.
 
     A leading ``layers`` dim that is not in ``shape`` is ignored: the bytes are those of one layer.
@@ -139,8 +141,12 @@ def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bo
     """Whether queries or keys are the same array before and after a move. Other moves do more than reshard."""
     if move.kind not in ("queries", "keys") or not {move.source, move.target} <= set(rows):
         return False
-    before, after = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
-    return not reshard_steps(before, after, (), mesh)
+    return _is_same(move, rows[move.source].in_use, rows[move.target].in_use, mesh)
+
+
+@lru_cache(maxsize=4096)
+def _is_same(move: Move, source: Spec, target: Spec, mesh: Mesh) -> bool:
+    return not reshard_steps(source.renamed(move.renamed or {}), target, (), mesh)
 
 
 def _at_the_logits(
@@ -346,7 +352,7 @@ def kept_runs(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tu
     same = {move.target: move.source for move in request.table.moves if _moves_nothing(move, rows, mesh)}
     if not expert_axes(request.layout, mesh) or request.layout.move_moe == "ring":
         same |= {"router.dispatched": "moe.dispatched", "router.returned": "moe.output"}
-    return runs_of(request.table, request.remat, same, made_again_with_others(request, mesh))
+    return runs_of(request.table, request.remat, tuple(same.items()), made_again_with_others(request, mesh))
 
 
 def saved_by_layers(

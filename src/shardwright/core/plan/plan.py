@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
@@ -12,6 +13,8 @@ from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.layout.auto import AutoChoice
+from shardwright.core.layout.layout import Layout
+from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.mesh.hops import Beside, SubGroup
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
@@ -29,7 +32,7 @@ Phase = Literal["forward", "recompute", "backward", "update"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TensorPlan:
+class TensorPlan(HashedOnce):
     """One row of the plan. ``num`` layers share it; shape, specs and bytes are those of one of them.
 
     ``at_rest`` is None for an activation. A weight's ``dtype`` is the one at rest. ``shape``: in memory; ``unpadded``: where
@@ -53,6 +56,12 @@ class TensorPlan:
     stack: str | None = None
     unpadded: tuple[int, ...] | None = None
     in_update: Spec | None = None
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.name, self.num, self.shape, self.dtype, self.in_use)
 
     @property
     def saved_shape(self) -> tuple[int, ...]:
@@ -126,7 +135,13 @@ class TensorPlan:
 
 def layers_on_device(request: Request, mesh: Mesh, tensor: TensorPlan) -> int:
     """How many of the layers that share a row one device stores and computes: all, or those of its pipeline stage."""
-    return ceil(tensor.num / mesh.size(request.layout.axes_with("stage", tensor.component)))
+    return ceil(tensor.num / _stages(request.layout, mesh, tensor.component))
+
+
+@lru_cache(maxsize=1024)
+def _stages(layout: Layout, mesh: Mesh, component: str) -> int:
+    """Into how many stages the axes of a component divide its layers."""
+    return mesh.size(layout.axes_with("stage", component))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

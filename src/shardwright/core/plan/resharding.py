@@ -6,7 +6,7 @@ The planner counts these steps, and the engines execute them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from shardwright.core.layout.layout import Engine, Layout
@@ -49,19 +49,26 @@ class Resharding:
 
 def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Resharding:
     """The resharding of a move of the table under a layout; ``rows`` are the plan's, by name."""
-    owner = rows[move.target if move.kind == "keys" else move.source]
-    source, target = rows[move.source].in_use.renamed(move.renamed or {}), rows[move.target].in_use
+    source, target = rows[move.source], rows[move.target]
+    return _resharding(move, source, target, request.layout, request.microbatches, request.length)
+
+
+@lru_cache(maxsize=4096)
+def _resharding(
+    move: Move, source_row: TensorPlan, target_row: TensorPlan, layout: Layout, microbatches: int, length: int
+) -> Resharding:
+    source, target = source_row.in_use.renamed(move.renamed or {}), target_row.in_use
     names = tuple(name for name in source.logical_axes if name in target.logical_axes)
-    shape = dict(zip(source.logical_axes, rows[move.source].shape, strict=True))
-    shape["batch"] //= request.microbatches
+    shape = dict(zip(source.logical_axes, source_row.shape, strict=True))
+    shape["batch"] //= microbatches
     for name in {"groups", "length"} & set(names):
-        shape[name] = request.length
+        shape[name] = length
     return Resharding(
-        component=owner.component,
+        component=(target_row if move.kind == "keys" else source_row).component,
         before=Spec.build(names, {name: source.axes_of(name) for name in names}),
         after=Spec.build(names, {name: target.axes_of(name) for name in names}),
-        partial=partial_axes(request.layout, move.summed),
-        cotangent_partial=partial_axes(request.layout, move.feeds),
+        partial=partial_axes(layout, move.summed),
+        cotangent_partial=partial_axes(layout, move.feeds),
         shape={name: shape[name] for name in names},
     )
 
@@ -91,38 +98,21 @@ class WeightResharding:
 
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
     """The reshardings of a weight by the component that uses it, its own first. A tied weight has two."""
-    assert tensor.at_rest is not None
-    return _weight_reshardings(
-        of_one_layer(request.table.weight(tensor.name)),
-        tensor.stack is not None,
-        tensor.dtype,
-        *(_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.in_use)),
-        tuple(tensor.gradient),
-        request.layout,
-        mesh,
-        request.engine,
-        request.dtype,
-        request.summed_in,
-    )
+    weight = request.table.weight(tensor.name)
+    return _weight_reshardings(weight, tensor, request.layout, mesh, request.engine, request.dtype, request.summed_in)
 
 
 @lru_cache(maxsize=4096)
 def _weight_reshardings(
-    weight: Weight,
-    stacked: bool,
-    dtype: str,
-    at_rest: Spec,
-    own: Spec,
-    gradient: tuple[str, ...],
-    layout: Layout,
-    mesh: Mesh,
-    engine: Engine,
-    computation: str,
-    summed_in: str,
+    weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
 ) -> Mapping[str, WeightResharding]:
-    """``gradient``: the axes over which it is reduced. ``dtype``: at rest."""
+    of_layer = of_one_layer(weight)
+    if of_layer is not weight:
+        return _weight_reshardings(of_layer, replace(tensor, num=1), layout, mesh, engine, computation, summed_in)
     stored = as_torch_stores(weight) if engine == "torch" else weight
-    reduced = mesh.larger_than_one(gradient)
+    assert tensor.at_rest is not None
+    at_rest, own = (_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.in_use))
+    reduced = mesh.larger_than_one(tensor.gradient)
     found = {}
     for component in (weight.component, *weight.uses):
         second = component if component != weight.component else None
@@ -140,9 +130,9 @@ def _weight_reshardings(
             operand=operand,
             scattered=tuple(axis for axis in reduced if axis in at_rest.axes),
             replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
-            gather_dtype=sent_dtype(weight, dtype, computation),
+            gather_dtype=sent_dtype(weight, tensor.dtype, computation),
             reduce_dtype=summed_dtype(weight, summed_in, computation),
-            kept=stacked
+            kept=tensor.stack is not None
             and layout.keeps_gathered(a for a in mesh.larger_than_one(at_rest.axes) if a not in gathered.axes),
         )
     return found
@@ -183,14 +173,8 @@ class WeightUpdate:
 
 def weight_update(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightUpdate:
     """The update of a weight, in the dims of one layer."""
-    assert tensor.at_rest is not None
-    return _weight_update(
-        *(_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.updated)),
-        tuple(tensor.gradient),
-        request.layout,
-        mesh,
-        summed_dtype(request.table.weight(tensor.name), request.summed_in, request.dtype),
-    )
+    weight = request.table.weight(tensor.name)
+    return _weight_update(weight, tensor, request.layout, mesh, request.dtype, request.summed_in)
 
 
 def _of_one_layer(spec: Spec, dims: int) -> Spec:
@@ -200,15 +184,20 @@ def _of_one_layer(spec: Spec, dims: int) -> Spec:
 
 @lru_cache(maxsize=4096)
 def _weight_update(
-    at_rest: Spec, in_update: Spec, gradient: tuple[str, ...], layout: Layout, mesh: Mesh, dtype: str
+    weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, computation: str, summed_in: str
 ) -> WeightUpdate:
+    of_layer = of_one_layer(weight)
+    if of_layer is not weight:
+        return _weight_update(of_layer, replace(tensor, num=1), layout, mesh, computation, summed_in)
+    assert tensor.at_rest is not None
+    at_rest, in_update = (_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.updated))
     held = held_gradient(layout, at_rest, in_update)
-    partial = [axis for axis in mesh.larger_than_one(gradient) if axis not in at_rest.axes]
+    partial = [axis for axis in mesh.larger_than_one(tensor.gradient) if axis not in at_rest.axes]
     return WeightUpdate(
         at_rest=at_rest,
         held=held,
         in_update=in_update,
         scattered=tuple(axis for axis in partial if axis in held.axes),
         late=tuple(axis for axis in partial if axis not in held.axes),
-        dtype=dtype,
+        dtype=summed_dtype(weight, summed_in, computation),
     )

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from shardwright.core.model.table import ModelTable, Move, Weight
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.runs import Run, product_of
 
 
-def moved_again(table: ModelTable, engine: str, runs: Sequence[Run], move: Move) -> Fraction:
+@lru_cache(maxsize=4096)
+def moved_again(table: ModelTable, engine: str, runs: tuple[Run, ...], move: Move) -> Fraction:
     """The share of the layers with a move whose backward pass repeats it.
 
     It needs no result that only leaves the layer. But PyTorch repeats a layer that keeps nothing in its order, up to the last result that it
@@ -30,7 +32,8 @@ def moved_again(table: ModelTable, engine: str, runs: Sequence[Run], move: Move)
     return Fraction(sum(len(run.layers) for run in found), max(1, sum(len(run.layers) for run in having)))
 
 
-def share_again(table: ModelTable, runs: Sequence[Run], weight: Weight) -> float:
+@lru_cache(maxsize=4096)
+def share_again(table: ModelTable, runs: tuple[Run, ...], weight: Weight) -> float:
     """The share of a stack's layers in whose backward pass the product of tokens with a weight is computed again."""
     of_stack = [run for run in runs if run.stack == weight.stack]
     if not of_stack:
@@ -40,7 +43,8 @@ def share_again(table: ModelTable, runs: Sequence[Run], weight: Weight) -> float
     return found / sum(len(run.layers) for run in of_stack)
 
 
-def share_made_again(runs: Sequence[Run], name: str) -> float:
+@lru_cache(maxsize=4096)
+def share_made_again(runs: tuple[Run, ...], name: str) -> float:
     """The share of the layers with an activation in whose backward pass it is made again."""
     having = [run for run in runs if name in run.made]
     return sum(len(run.layers) for run in having if name in run.again) / max(1, sum(len(run.layers) for run in having))

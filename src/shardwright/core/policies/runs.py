@@ -19,12 +19,13 @@ from functools import lru_cache
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import nearest
 from shardwright.core.findings.patterns import names_of
+from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.model.table import ModelTable, Operation, Weight, name_in_layer
 from shardwright.core.policies.policy import BASES, CHANGES, INPUT, WEIGHTS, Part, read_policy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class Run(HashedOnce):
     """Consecutive layers of a stack that keep the same. ``layers``: their numbers in the stack of the table, from 0.
 
     ``made``: all that a layer makes. ``named``: what the policy keeps, read or not, without the layer's input. ``saved``: what is on the device between the two passes;
@@ -39,6 +40,12 @@ class Run:
     hosted: frozenset[str]
     again: frozenset[str]
     gathers_again: bool
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.stack, self.layers, self.made, self.saved, self.again)
 
     @property
     def keeps_all(self) -> bool:
@@ -61,10 +68,11 @@ def keep_a_mask(runs: Iterable[Run]) -> bool:
     return any(run.keeps_all_it_makes for run in runs)
 
 
+@lru_cache(maxsize=1024)
 def runs_of(
     table: ModelTable,
     remat: str,
-    same: Mapping[str, str] | None = None,
+    same: tuple[tuple[str, str], ...] = (),
     always: frozenset[str] = frozenset(),
 ) -> tuple[Run, ...]:
     """The runs of all stacks of a table, in their order.
@@ -74,7 +82,7 @@ def runs_of(
     """
     experts = frozenset(weight.name for weight in table.weights if "experts" in weight.logical_axes)
     operations = table.operations or tuple(_of_users(table))
-    return _runs(operations, tuple(stacks_of(table)), experts, remat, tuple((same or {}).items()), always)
+    return _runs(operations, tuple(stacks_of(table)), experts, remat, same, always)
 
 
 @lru_cache(maxsize=256)

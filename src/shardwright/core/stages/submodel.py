@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
@@ -13,29 +13,11 @@ from shardwright.core.stages.padded import layers_of
 from shardwright.core.stages.units import Letter
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Same:
-    """A table by its identity: to compare two takes as long as to make one."""
-
-    table: ModelTable
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.table is other.table
-
-    def __hash__(self) -> int:
-        return id(self.table)
-
-
+@lru_cache(maxsize=1024)
 def stage_table(table: ModelTable, stage: Stage) -> ModelTable:
     """The weights, activations and moves of a stage. Weights keep their names and the numbers of their layers in the model and in their
     stack, which is why ``num_layers`` is still the model's."""
-    return _stage_table(_Same(table), stage)
-
-
-@lru_cache(maxsize=1024)
-def _stage_table(same: _Same, stage: Stage) -> ModelTable:
-    """Made once: a plan is followed by those of the fixes that are tried, most of them with the same stages."""
-    table = same.table
+    # Made once: a plan is followed by those of the fixes that are tried, most of them with the same stages.
     weights = tuple(_weights(table, stage))
     stacks = {w.stack: w.num for w in weights if w.stack is not None}
     activations = tuple(_activations(table, stage, stacks))
@@ -48,7 +30,8 @@ def _stage_table(same: _Same, stage: Stage) -> ModelTable:
     )
 
 
-def program_table(table: ModelTable, stages: Sequence[Stage], *, ends: Collection[Letter]) -> ModelTable:
+@lru_cache(maxsize=256)
+def program_table(table: ModelTable, stages: tuple[Stage, ...], *, ends: tuple[Letter, ...]) -> ModelTable:
     """What every device holds of a chunk where one program is that of all stages: of each stack as many layers as the stage that has
     the most, and with the first chunk the ``ends`` that stages have."""
     most = {

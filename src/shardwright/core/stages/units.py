@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -40,8 +41,9 @@ class UnitCost:
     working_bytes: int
 
 
+@lru_cache(maxsize=256)
 def units_of(
-    table: ModelTable, length: int, *, recomputed: bool, ends: Iterable[Letter] = ("E", "L")
+    table: ModelTable, length: int, *, recomputed: bool, ends: tuple[Letter, ...] = ("E", "L")
 ) -> tuple[Unit, ...]:
     """The units of a model in the order of the forward pass.
 

@@ -81,7 +81,7 @@ class Dim:
     wraps: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeshMapping:
     """A mesh mapped to a machine: the segments of each axis inside a domain, fastest first, and how many domains."""
 
