@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import ceil, gcd, inf, prod
 from typing import Literal, NamedTuple
@@ -199,7 +200,20 @@ def hops_of(axes: tuple[str, ...], mesh_sizes: Mapping[str, int], elements: int,
     >>> [(hop.axes, hop.subgroup, hop.elements) for hop in hops.chunks[0]]
     [(('expert',), None, 16), (('fsdp',), None, 64)]
     """
-    route: Route = whole.route or ONE
+    divided = _divided_hops(axes, tuple(mesh_sizes.items()), whole)
+    if divided is None:
+        return None
+    sizes, chunks = divided
+    sized = tuple(tuple(_sized(chunk, sizes, elements / len(chunks))) for chunk in chunks)
+    return _at_once(Hops(sizes, sized)) if len(chunks) > 1 else Hops(sizes, sized)
+
+
+@lru_cache(maxsize=1024)
+def _divided_hops(
+    axes: tuple[str, ...], sizes_of: tuple[tuple[str, int], ...], whole: WholeSlice
+) -> tuple[tuple[int, ...], tuple[tuple[Hop, ...], ...]] | None:
+    """The sizes of the digits and the hops of each chunk, before their elements are known."""
+    mesh_sizes, route = dict(sizes_of), whole.route or ONE
     divided = _divided(mesh_sizes, whole.dims) or {}
     digits = [(axis, *one) for axis in axes for one in divided.get(axis, ())]
     chunks: list[list[Hop | None]] = [[_hop(axes, digits, dims, mesh_sizes) for dims in chunk] for chunk in route]
@@ -208,24 +222,28 @@ def hops_of(axes: tuple[str, ...], mesh_sizes: Mapping[str, int], elements: int,
         digits = [(axis, 0, mesh_sizes[axis]) for axis in axes]
         last = len(axes) - 1
         chunks = [[Hop(axes[-1:], None, (last,), 0), Hop(axes[:-1], None, tuple(range(last)), 0)]]
-    if not chunks or not all(hop for chunk in chunks for hop in chunk):
+    known = tuple(tuple(hop for hop in chunk if hop) for chunk in chunks)
+    if not chunks or [*map(len, known)] != [*map(len, chunks)]:
         return None
-    sizes = tuple(size for *_, size in digits)
-    sized = tuple(tuple(_sized(chunk, sizes, elements / len(chunks))) for chunk in chunks)
-    return _at_once(Hops(sizes, sized)) if len(chunks) > 1 else Hops(sizes, sized)
+    return tuple(size for *_, size in digits), known
 
 
 def has_dims(axes: tuple[str, ...], mesh_sizes: Mapping[str, int], whole: WholeSlice) -> bool:
     """Whether each hop of the route is over entire axes of the mesh, or over a part of one of them."""
+    return _has_dims(axes, tuple(mesh_sizes.items()), whole)
+
+
+@lru_cache(maxsize=1024)
+def _has_dims(axes: tuple[str, ...], sizes_of: tuple[tuple[str, int], ...], whole: WholeSlice) -> bool:
+    mesh_sizes = dict(sizes_of)
     divided = _divided(mesh_sizes, whole.dims) or {}
     digits = [(axis, *one) for axis in axes for one in divided.get(axis, ())]
     return all(_hop(axes, digits, dims, mesh_sizes) is not None for chunk in whole.route or ONE for dims in chunk)
 
 
-def _sized(chunk: Iterable[Hop | None], sizes: tuple[int, ...], elements: float) -> Iterator[Hop]:
+def _sized(chunk: Iterable[Hop], sizes: tuple[int, ...], elements: float) -> Iterator[Hop]:
     gathered = elements / prod(sizes)
     for hop in chunk:
-        assert hop is not None
         gathered *= prod(sizes[place] for place in hop.digits)
         yield hop._replace(elements=ceil(gathered), is_last=round(gathered) == round(elements))
 

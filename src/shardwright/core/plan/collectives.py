@@ -259,7 +259,7 @@ def _of_move(
     moved = resharding(request, by_name, move)
     ring = move.kind == "keys" and request.layout.move_attention == "ring"
     # A ring permutes in place of a gather, so the hops of a gather over an entire slice do not apply.
-    hop_mesh = Mesh(mesh.axes) if ring else mesh
+    hop_mesh = _of_rings(mesh) if ring else mesh
     forward = movement(moved.before, moved.after, moved.partial, moved.shape, hop_mesh)
     backward = movement(moved.after, moved.before, moved.cotangent_partial, moved.shape, hop_mesh)
     if ring:
@@ -308,6 +308,11 @@ def made_of_the_input(table: ModelTable, name: str) -> bool:
     """Whether an activation depends on the input alone. It is then moved once a step, outside the layers."""
     row = next(row for row in table.activations if row.name == name)
     return row.component == "input" or any(m.target == name and made_of_the_input(table, m.source) for m in table.moves)
+
+
+@lru_cache(maxsize=64)
+def _of_rings(mesh: Mesh) -> Mesh:
+    return Mesh(mesh.axes)
 
 
 def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import NamedTuple
 
 from shardwright.core.layout.auto import HOPS, AutoChoice
-from shardwright.core.mesh.hops import ONE, Route, WholeSlice, has_dims, rewritten
+from shardwright.core.mesh.hops import ONE, Route, has_dims, rewritten
+from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.collectives import step_collectives
-from shardwright.core.plan.movement import collectives
+from shardwright.core.plan.movement import Collective, collectives
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.cost.hardware.links import MeshMapping
-from shardwright.cost.steps.collectives import Rates, time_of_planned
-from shardwright.cost.steps.step import seconds_of
+from shardwright.cost.steps.collectives import Rates, time_of_sent
 
 
 def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
@@ -24,21 +26,26 @@ def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
     whole, chip = plan.mesh.whole_slice, mapping.machine.numbers
     if whole is None or plan.pipeline is not None or chip is None:
         return plan
-    over_all = [one for one in _under(plan, ONE).collectives if _is_rewritten(plan, one)]
+    over_all = [one for one in _collectives(plan, ONE) if _is_rewritten(plan, one)]
     routes = {_text(plan, over_all, route): route for route in whole.routes(plan.request.hops)}
     if not over_all or not routes:
         return plan
-    rates = Rates.of(chip, "used")
-    by_route = {name: [_hops(plan, one, route) for one in over_all] for name, route in routes.items()}
-    hops = {name: [hop for each in found for hop in each] for name, found in by_route.items() if all(found)}
-    times = {
-        name: [seconds_of(one, time_of_planned(one, mapping, rates)) for one in found] for name, found in hops.items()
+    hops = {
+        name: [(one, hop) for one, of_one in zip(over_all, found, strict=True) for hop in of_one]
+        for name, route in routes.items()
+        if all(
+            found := [_hops(one.kind, one.axes, one.bytes_per_device, plan.mesh, route, mapping) for one in over_all]
+        )
     }
-    seconds = {name: sum(filter(None, found)) for name, found in times.items() if None not in found}
+    seconds = {
+        name: sum(hop.seconds * one.count_per_step for one, hop in of_route if hop.seconds)
+        for name, of_route in hops.items()
+        if all(hop.seconds is not None for _, hop in of_route)
+    }
     if not seconds:
         return plan
     chosen = min(seconds, key=lambda name: seconds[name])
-    sent = {name: round(sum(_sent(plan, one) for one in hops[name])) for name in seconds}
+    sent = {name: round(sum(hop.sent_bytes * one.count_per_step for one, hop in hops[name])) for name in seconds}
     choice = AutoChoice(what=HOPS, chosen=chosen, wire_bytes=sent, seconds=seconds)
     plan = plan if routes[chosen] == whole.route else _under(plan, routes[chosen])
     return replace(plan, choices=(*(one for one in plan.choices if one.what != HOPS), choice))
@@ -48,7 +55,9 @@ def _text(plan: Plan, over_all: Sequence[PlannedCollective], route: Route) -> st
     """A route in words. Where mesh axes divide dims of the torus otherwise, two hops are over axes of the mesh, and named by them."""
     whole, shape = plan.mesh.whole_slice, plan.mesh.shape
     assert whole is not None
-    found = {one.axes for one in over_all if not has_dims(one.axes, shape, replace(whole, route=route))}
+    by_route = _mesh(plan.mesh, route).whole_slice
+    assert by_route is not None
+    found = {axes for axes in {one.axes for one in over_all} if not has_dims(axes, shape, by_route)}
     if not found or route != next(iter(whole.routes("two")), ONE):
         return whole.text(route)
     if len(found) > 1:
@@ -59,14 +68,21 @@ def _text(plan: Plan, over_all: Sequence[PlannedCollective], route: Route) -> st
 
 def _under(plan: Plan, route: Route) -> Plan:
     """The plan with another route. Nothing but its collectives depends on it."""
-    request, whole = plan.request, plan.mesh.whole_slice
+    request, mesh = plan.request, _mesh(plan.mesh, route)
     assert request.chip is not None
-    assert whole is not None
-    whole = replace(whole, route=route)
-    request = replace(request, chip=replace(request.chip, whole_slice=whole))
-    mesh = replace(plan.mesh, whole_slice=whole)
-    found = step_collectives(request, mesh, plan.tensors, plan.quantized)
-    return replace(plan, request=request, mesh=mesh, collectives=found)
+    request = replace(request, chip=replace(request.chip, whole_slice=mesh.whole_slice))
+    return replace(plan, request=request, mesh=mesh, collectives=_collectives(plan, route))
+
+
+def _collectives(plan: Plan, route: Route) -> tuple[PlannedCollective, ...]:
+    return step_collectives(plan.request, _mesh(plan.mesh, route), plan.tensors, plan.quantized)
+
+
+@lru_cache(maxsize=256)
+def _mesh(mesh: Mesh, route: Route) -> Mesh:
+    """A mesh with another route."""
+    assert mesh.whole_slice is not None
+    return replace(mesh, whole_slice=replace(mesh.whole_slice, route=route))
 
 
 def _is_rewritten(plan: Plan, one: PlannedCollective) -> bool:
@@ -74,31 +90,31 @@ def _is_rewritten(plan: Plan, one: PlannedCollective) -> bool:
     return rewritten(one.kind, mesh.size(one.axes), mesh.num_devices, mesh.whole_slice)
 
 
-def _hops(plan: Plan, one: PlannedCollective, route: Route) -> list[PlannedCollective]:
-    """A collective over the entire slice along a route; empty where the mesh does not have its dims."""
-    whole = plan.mesh.whole_slice
-    assert isinstance(whole, WholeSlice)
-    mesh = replace(plan.mesh, whole_slice=replace(whole, route=route))
-    assert one.kind in ("all-gather", "reduce-scatter")
+class _Hop(NamedTuple):
+    """One execution of a hop: its seconds, None over a link without a figure, and the bytes that a device sends."""
+
+    seconds: float | None
+    sent_bytes: float
+
+
+@lru_cache(maxsize=16384)
+def _hops(
+    kind: str, axes: tuple[str, ...], num_bytes: int, mesh: Mesh, route: Route, mapping: MeshMapping
+) -> tuple[_Hop, ...]:
+    """The hops of a collective over the entire slice along a route; none where the mesh does not have its dims."""
+    whole, chip = mesh.whole_slice, mapping.machine.numbers
+    assert whole is not None
+    assert chip is not None
+    assert kind in ("all-gather", "reduce-scatter")
     first = next(iter(whole.routes("two")), ONE)
-    if route != first and not has_dims(one.axes, mesh.shape, replace(whole, route=route)):
-        return []
-    return [
-        replace(
-            one,
-            axes=hop.axes,
-            bytes_per_device=hop.elements_per_device,
-            subgroup=hop.subgroup,
-            beside=hop.beside,
-            rearranged=hop.rearranged,
-            compiled_as=hop.compiled_as,
-        )
-        for hop in collectives(one.kind, one.axes, one.bytes_per_device, mesh)
-    ]
+    if route != first and not has_dims(axes, mesh.shape, replace(whole, route=route)):
+        return ()
+    rates, found = Rates.of(chip, "used"), collectives(kind, axes, num_bytes, _mesh(mesh, route))
+    return tuple(_hop(hop, mesh, mapping, rates) for hop in found)
 
 
-def _sent(plan: Plan, one: PlannedCollective) -> float:
-    """Bytes that a device sends in all executions of a collective."""
-    devices = plan.mesh.size(one.axes) if one.subgroup is None else one.subgroup.size
-    passes = 2 if one.compiled_as else 1
-    return passes * one.bytes_per_device * (devices - 1) / devices * one.count_per_step
+def _hop(hop: Collective, mesh: Mesh, mapping: MeshMapping, rates: Rates) -> _Hop:
+    time = time_of_sent(hop, hop.elements_per_device, mapping, rates)
+    devices = mesh.size(hop.axes) if hop.subgroup is None else hop.subgroup.size
+    passes = 2 if hop.compiled_as else 1
+    return _Hop(time and time.seconds, passes * hop.elements_per_device * (devices - 1) / devices)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
+from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.resolution.request import Chip
 
 TABLE = Path(__file__).parent / "chips.toml"
@@ -58,7 +59,7 @@ class Number:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChipNumbers:
+class ChipNumbers(HashedOnce):
     """A chip's tables of chips.toml and measured.toml. ``network``: ``torus`` or ``switch``. ``program``: ``eager``, ``compiled`` or ``fused``, and
     ``overlap``: roles whose collectives run inside of products, where a file of the user's says so (``user.py``)."""
 
@@ -68,6 +69,12 @@ class ChipNumbers:
     numbers: Mapping[str, Number]
     program: str | None = None
     overlap: tuple[str, ...] = ()
+
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.kind, self.name, self.network)
 
     def read(self, name: str, reading: Reading = "used") -> float:
         """A number by its name. Raises KeyError if no source was checked for it."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise, permutations
 from math import gcd, prod
 
@@ -83,7 +84,7 @@ class Dim:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeshMapping:
-    """A mesh mapped to a machine: the segments of each axis inside a domain, fastest first, and how many domains."""
+    """A mesh mapped to a machine: the segments of each axis inside a domain, fastest first, and how many domains. Equal to itself alone."""
 
     machine: Machine
     dims: tuple[Dim, ...]
@@ -92,15 +93,7 @@ class MeshMapping:
 
     def group(self, axes: Iterable[str], subgroup: SubGroup | None = None) -> Group:
         """The group over the given axes, or over a sub-group of the only one."""
-        axes = tuple(axes)
-        segments = [segment for axis in axes for segment in self.segments[axis]]
-        if subgroup is not None:
-            segments = list(_inside(segments, subgroup))
-        return Group(
-            inside=prod(segment.size for segment in segments),
-            domains=prod(self.domains[axis] for axis in axes),
-            lines=tuple(_lines(self.dims, segments)),
-        )
+        return _group(self, tuple(axes), subgroup)
 
     def is_part_of_ring(self, axis: str) -> bool:
         """Whether the axis takes only a part of a dim that wraps around, so that its line is open."""
@@ -110,6 +103,19 @@ class MeshMapping:
         )
 
 
+@lru_cache(maxsize=1024)
+def _group(mapping: MeshMapping, axes: tuple[str, ...], subgroup: SubGroup | None) -> Group:
+    segments = [segment for axis in axes for segment in mapping.segments[axis]]
+    if subgroup is not None:
+        segments = list(_inside(segments, subgroup))
+    return Group(
+        inside=prod(segment.size for segment in segments),
+        domains=prod(mapping.domains[axis] for axis in axes),
+        lines=tuple(_lines(mapping.dims, segments)),
+    )
+
+
+@lru_cache(maxsize=64)
 def map_mesh(mesh: Mesh, machine: Machine) -> MeshMapping:
     """Map a mesh to a machine with the same number of devices."""
     assert machine.numbers is not None

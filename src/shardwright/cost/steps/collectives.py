@@ -22,8 +22,10 @@ Book: How To Scale Your Model (jax-ml.github.io/scaling-book), 2026.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 
+from shardwright.core.plan.movement import Collective
 from shardwright.core.plan.plan import PlannedCollective
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import Group, Line, MeshMapping
@@ -47,6 +49,7 @@ class Rates:
     steps: Steps = NO_STEPS
 
     @classmethod
+    @lru_cache(maxsize=64)
     def of(cls, chip: ChipNumbers, reading: Reading) -> Rates:
         """The rates of a chip."""
         torus = chip.network == "torus"
@@ -113,21 +116,28 @@ def time_of(kind: str, bytes_per_device: int, group: Group, rates: Rates) -> Tim
 
 
 def time_of_planned(one: PlannedCollective, mapping: MeshMapping, rates: Rates) -> Time | None:
-    """Time of one execution of a collective of the plan, as the compiler makes it; None if it needs a link without a figure.
+    """Time of one execution of a collective of the plan, as the compiler makes it; None if it needs a link without a figure."""
+    return time_of_sent(one, one.bytes_per_device, mapping, rates)
+
+
+def time_of_sent(
+    one: PlannedCollective | Collective, num_bytes: int, mapping: MeshMapping, rates: Rates
+) -> Time | None:
+    """The same of ``num_bytes``: of the operand or the result on one device, whichever is larger.
 
     Hops of chunks that run at the same time share that of the slowest. What a device has gathered apart, it then rearranges: it reads
     and writes it once.
     """
-    times = [time_of(one.compiled_as or one.kind, one.bytes_per_device, mapping.group(one.axes, one.subgroup), rates)]
+    times = [time_of(one.compiled_as or one.kind, num_bytes, mapping.group(one.axes, one.subgroup), rates)]
     at_once = 1 + len(one.beside) if rates.at_once > len(one.beside) else 1
     for other in one.beside if at_once > 1 else ():
         group = mapping.group(other.axes, other.subgroup)
-        times.append(time_of(one.kind, round(one.bytes_per_device * other.share), group, rates))
+        times.append(time_of(one.kind, round(num_bytes * other.share), group, rates))
     known = [time for time in times if time is not None]
     if len(known) < len(times):
         return None
     slowest = max(known, key=lambda time: time.seconds)
-    copied_s = 2 * one.bytes_per_device / rates.memory_bytes_per_s if one.rearranged else 0.0
+    copied_s = 2 * num_bytes / rates.memory_bytes_per_s if one.rearranged else 0.0
     return Time(seconds=slowest.seconds / at_once + copied_s, latency_s=slowest.latency_s / at_once)
 
 

@@ -14,6 +14,7 @@ TPUs). Where no measurement is known, the highest rate is the chip's full rate.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -81,6 +82,7 @@ def share_of_highest(chip: ChipNumbers, shape: Shape) -> float:
     return min(1.0, filled / (waves * count))
 
 
+@lru_cache(maxsize=16384)
 def product_seconds(chip: ChipNumbers, flops: float, shape: Shape, rate: str, reading: Reading) -> float:
     """Seconds of one or more products of a shape: ``flops`` in all."""
     if not flops:
