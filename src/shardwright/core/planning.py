@@ -162,7 +162,8 @@ def _resolved_once(request: Request, planned: dict[object, Plan], *, collectives
     )
     if rows not in planned:
         planned[rows] = resolve(request, collectives=collectives)
-    return replace(planned[rows], request=request)
+    plan = planned[rows]
+    return plan if plan.request is request else replace(plan, request=request)
 
 
 def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:

@@ -6,12 +6,12 @@ same on every stage. What is exposed of communication is the same too, since a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.pipeline.derived import gathered_bytes, gathering_in
-from shardwright.core.pipeline.requests import chosen_stages, declared_stages, recipe_of, request_of
+from shardwright.core.pipeline.requests import chosen_stages, declared_stages, recipe_of, requests_of
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.moe_move import choose_moe_move
 from shardwright.core.plan.plan import Plan
@@ -70,18 +70,22 @@ def _costs(request: Request, mesh: Mesh, choice: Choice, mapping: MeshMapping) -
 
 def _each_cost(request: Request, mesh: Mesh, choice: Choice, mapping: MeshMapping) -> Iterator[UnitCost | None]:
     gathering = gathering_in(request, choice)
-    known: dict[object, UnitCost | None] = {}
-    for unit in choice.units:
-        table = stage_table(request.table, _alone(unit))
-        recipe = recipe_of(request, table)
-        # Layers with the same weights are alike, if as many of those are quantized.
-        kind = tuple(
-            (weight.name, 0 if recipe is None else quantized_layers(weight, recipe, table)) for weight in table.weights
-        )
-        if kind not in known:
-            own = request_of(request, mesh, _alone(unit))
-            known[kind] = _cost(resolve(own), mapping, gathering, request.microbatches)
-        yield known[kind]
+    kinds = [_kind(request, unit) for unit in choice.units]
+    of_kinds = {kind: _alone(unit) for kind, unit in zip(reversed(kinds), reversed(choice.units), strict=True)}
+    costs = {
+        kind: _cost(resolve(own), mapping, gathering, request.microbatches)
+        for kind, own in zip(of_kinds, requests_of(request, mesh, of_kinds.values()), strict=True)
+    }
+    return (costs[kind] for kind in kinds)
+
+
+def _kind(request: Request, unit: Unit) -> Hashable:
+    """What is the same of units that cost the same: layers with the same weights are alike, if as many of those are quantized."""
+    table = stage_table(request.table, _alone(unit))
+    recipe = recipe_of(request, table)
+    if recipe is None:
+        return tuple(table.weights_by_name)
+    return tuple((weight.name, quantized_layers(weight, recipe, table)) for weight in table.weights)
 
 
 def _alone(unit: Unit) -> Stage:

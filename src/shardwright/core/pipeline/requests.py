@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -98,13 +98,13 @@ def ends_of_stages(request: Request, axes: tuple[str, ...]) -> tuple[Letter, ...
 
 def stage_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
     """The request of each stage: what it computes, as a model of its own, for one microbatch."""
+    return requests_of(request, mesh, choice.stages)
+
+
+def requests_of(request: Request, mesh: Mesh, stages: Iterable[Stage]) -> tuple[Request, ...]:
+    """The same of any stages."""
     alone = _alone(request, mesh)
-    return tuple(_of_table(alone, stage_table(request.table, stage)) for stage in choice.stages)
-
-
-def request_of(request: Request, mesh: Mesh, stage: Stage) -> Request:
-    """The request of one stage."""
-    return _of_table(_alone(request, mesh), stage_table(request.table, stage))
+    return tuple(_of_table(alone, stage_table(request.table, stage)) for stage in stages)
 
 
 def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request, ...]:
@@ -112,10 +112,11 @@ def held_requests(request: Request, mesh: Mesh, choice: Choice) -> tuple[Request
     stages, and each device has both ends."""
     ends = ends_of_stages(request, stage_axes(request, mesh))
     alone = _alone(request, mesh)
-    first, further = (
-        _of_table(alone, program_table(request.table, choice.stages, ends=of_chunk)) for of_chunk in (ends, ())
-    )
-    return tuple(first if number < choice.ranks else further for number in range(choice.num_stages))
+    chunks = [
+        _of_table(alone, program_table(request.table, choice.stages, ends=of_chunk))
+        for of_chunk in (ends, ())[: choice.virtual]
+    ]
+    return tuple(chunks[0 if number < choice.ranks else 1] for number in range(choice.num_stages))
 
 
 def _of_table(alone: Request, table: ModelTable) -> Request:

@@ -358,14 +358,17 @@ def _merged(
     collectives: Iterable[PlannedCollective], by_name: Mapping[str, TensorPlan]
 ) -> tuple[PlannedCollective, ...]:
     """Equal collectives as one row; those of integers are rows of their own."""
-    rows: dict[tuple[object, ...], PlannedCollective] = {}
+    rows: dict[tuple[object, ...], list[PlannedCollective]] = {}
     for one in collectives:
         of_floats = by_name[one.tensors[0]].dtype in FLOATS
         sent = (one.bytes_per_device, one.dtype, of_floats)
         key = (one.component, one.phase, one.kind, one.axes, one.ragged, one.subgroup, one.beside, *sent)
-        row = rows.get(key)
-        if row is not None:
-            times, names = row.count_per_step + one.count_per_step, dict.fromkeys((*row.tensors, *one.tensors))
-            one = replace(one, count_per_step=times, tensors=tuple(names))
-        rows[key] = one
-    return tuple(rows.values())
+        rows.setdefault(key, []).append(one)
+    return tuple(map(_joined, rows.values()))
+
+
+def _joined(equal: Sequence[PlannedCollective]) -> PlannedCollective:
+    if len(equal) == 1:
+        return equal[0]
+    names = dict.fromkeys(name for one in equal for name in one.tensors)
+    return replace(equal[-1], count_per_step=sum(one.count_per_step for one in equal), tensors=tuple(names))

@@ -57,7 +57,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
     rows = {tensor.name: tensor for tensor in tensors}
-    same = {move.target for move in request.table.moves if _moves_nothing(move, rows, mesh)}
+    same = _same_arrays(request, rows, mesh)
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     stored = sum(t.bytes_per_device * layers_on_device(request, mesh, t) for t in weights)
     trained = [t for t in weights if t.name not in frozen]
@@ -121,7 +121,7 @@ def microbatch_bytes(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
     The points in time of ``estimate_memory``. In a pipeline gradients have been summed already at each of them.
     """
     rows = {tensor.name: tensor for tensor in tensors}
-    same = {move.target for move in request.table.moves if _moves_nothing(move, rows, mesh)}
+    same = _same_arrays(request, rows, mesh)
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     trained = [tensor for tensor in tensors if tensor.kind == "weight" and tensor.name not in frozen]
@@ -137,15 +137,20 @@ def _kept_bytes(kept: Kept, elements: Mapping[str, int]) -> int:
     return sum(number for name, number in elements.items() if kept.has(name)) * DTYPE_BYTES[kept.dtype]
 
 
-def _moves_nothing(move: Move, rows: Mapping[str, TensorPlan], mesh: Mesh) -> bool:
-    """Whether queries or keys are the same array before and after a move. Other moves do more than reshard."""
-    if move.kind not in ("queries", "keys") or not {move.source, move.target} <= set(rows):
-        return False
-    return _is_same(move, rows[move.source].in_use, rows[move.target].in_use, mesh)
+def _same_arrays(request: Request, rows: Mapping[str, TensorPlan], mesh: Mesh) -> dict[str, str]:
+    """Queries and keys that are the same array before and after a move, by their names after it. Other moves do more than reshard."""
+    return {
+        move.target: move.source
+        for move in request.table.moves
+        if move.kind in ("queries", "keys")
+        and move.source in rows
+        and move.target in rows
+        and _moves_nothing(move, rows[move.source].in_use, rows[move.target].in_use, mesh)
+    }
 
 
 @lru_cache(maxsize=4096)
-def _is_same(move: Move, source: Spec, target: Spec, mesh: Mesh) -> bool:
+def _moves_nothing(move: Move, source: Spec, target: Spec, mesh: Mesh) -> bool:
     return not reshard_steps(source.renamed(move.renamed or {}), target, (), mesh)
 
 
@@ -349,7 +354,7 @@ LANES = 128
 def kept_runs(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[Run, ...]:
     """The layers that keep the same, with what is saved and what is made again, in the names of the arrays that there are."""
     rows = {tensor.name: tensor for tensor in tensors}
-    same = {move.target: move.source for move in request.table.moves if _moves_nothing(move, rows, mesh)}
+    same = _same_arrays(request, rows, mesh)
     if not expert_axes(request.layout, mesh) or request.layout.move_moe == "ring":
         same |= {"router.dispatched": "moe.dispatched", "router.returned": "moe.output"}
     return runs_of(request.table, request.remat, tuple(same.items()), made_again_with_others(request, mesh))

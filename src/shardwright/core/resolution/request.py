@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import inf
 from typing import Literal, get_args
 
@@ -213,9 +214,14 @@ class Request:
     @property
     def kept(self) -> tuple[Kept, ...]:
         """What a step keeps for each trained weight in addition to it, each with its dtype: it in a wider dtype, the optimizer's, the average."""
-        master = () if self.master_dtype is None else (replace(MASTER, dtype=self.master_dtype),)
-        own = [one for one in self.optimizer.kept if one.dtype is None]
-        dtypes = self.moments_dtypes if len(self.moments_dtypes) == len(own) else self.moments_dtypes * len(own)
-        of_own = {one.prefix: dtype for one, dtype in zip(own, dtypes, strict=True)}
-        moments = (replace(one, dtype=of_own.get(one.prefix, one.dtype)) for one in self.optimizer.kept)
-        return (*master, *moments, *(() if self.average is None else (AVERAGE,)))
+        average = () if self.average is None else (AVERAGE,)
+        return (*_kept(self.optimizer.kept, self.moments_dtypes, self.master_dtype), *average)
+
+
+@lru_cache(maxsize=64)
+def _kept(optimizers: tuple[Kept, ...], moments_dtypes: tuple[str, ...], master_dtype: str | None) -> tuple[Kept, ...]:
+    master = () if master_dtype is None else (replace(MASTER, dtype=master_dtype),)
+    own = [one for one in optimizers if one.dtype is None]
+    dtypes = moments_dtypes if len(moments_dtypes) == len(own) else moments_dtypes * len(own)
+    of_own = {one.prefix: dtype for one, dtype in zip(own, dtypes, strict=True)}
+    return (*master, *(replace(one, dtype=of_own.get(one.prefix, one.dtype)) for one in optimizers))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import inf
 
 from shardwright.core.stages.units import Unit
@@ -32,7 +32,7 @@ Fits = Callable[[int, int, int], bool]
 """``fits(stage, first, end)``: whether a stage can have the units from ``first`` up to ``end``."""
 
 
-def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tuple[int, ...] | None:
+def balanced(work: Sequence[int], stages: int, fits: Fits | None = None) -> tuple[int, ...] | None:
     """The number of units of each stage: the largest sum of a stage is the least possible, and among those assignments the sum of
     the squares is. Exact. Each stage has at least one unit; ``stages`` is at most the number of units.
 
@@ -66,7 +66,10 @@ def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tu
             found = min(found, max(own, least(end, stage + 1)))
         return found
 
-    most = least(0, 0)
+    most = _least_largest(sums, stages) if fits is None else least(0, 0)
+    if most == inf:
+        return None
+    needed = _needed(sums, most)
 
     @cache
     def best(first: int, stage: int) -> tuple[float, int]:
@@ -78,20 +81,39 @@ def balanced(work: Sequence[float], stages: int, fits: Fits | None = None) -> tu
             own = sums[end] - sums[first]
             if own > most:
                 break
+            if needed[end] >= stages - stage:
+                continue
             squares = own * own + best(end, stage + 1)[0]
             # Of equal ones the first stage is the longer, as layers are shared out everywhere.
             if squares <= found[0]:
                 found = squares, end
         return found
 
-    if most == inf:
-        return None
     counts, first = [], 0
     for stage in range(stages):
         end = best(first, stage)[1]
         counts.append(end - first)
         first = end
     return tuple(counts)
+
+
+def _least_largest(sums: Sequence[int], stages: int) -> int:
+    """The least possible largest sum of so many stages. ``sums``: of the units before each, whole numbers."""
+    low, high = max(after - before for before, after in pairwise(sums)), sums[-1]
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _needed(sums, middle)[0] <= stages else (middle + 1, high)
+    return low
+
+
+def _needed(sums: Sequence[int], most: float) -> Sequence[int]:
+    """How many stages of at most this sum the units from each one on need, where each unit is at most that."""
+    needed, end = [0] * len(sums), len(sums) - 1
+    for first in range(len(sums) - 2, -1, -1):
+        while sums[end] - sums[first] > most:
+            end -= 1
+        needed[first] = 1 + needed[end]
+    return needed
 
 
 def assigned(units: Sequence[Unit], counts: Sequence[int]) -> tuple[Stage, ...]:

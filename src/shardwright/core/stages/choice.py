@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal
 
 from shardwright.core.layout.wording import count, either, every
@@ -181,6 +181,9 @@ def _counts(
         held = sum(cost.stored_bytes + live[stage] * cost.saved_bytes for cost in own)
         return held + max(cost.working_bytes for cost in own) <= limit_bytes
 
+    ends = [*accumulate(fastest)]
+    if all(fits(stage, end - number, end) for stage, (number, end) in enumerate(zip(fastest, ends, strict=True))):
+        return fastest, "seconds"
     # Where none fits, SW312 says so of the fastest.
     fitting = balanced(seconds, choice.num_stages, fits) or fastest
     return fitting, "seconds" if fitting == fastest else "seconds, within the memory"
