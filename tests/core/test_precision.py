@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.core.model import precision
 from shardwright.core.model.precision import PRECISION, Word, dtype_of, own_dtype
 from shardwright.core.model.table import DTYPE_BYTES
+from shardwright.core.plan.resharding import moves_of_weight, reshardings_of_weight, update_of_weight
 
 DEVICE_SIDE = ("loss", "clipping")
 """Rows that are sent and summed and not in the plan: single numbers, and two for each token."""
@@ -53,6 +55,18 @@ def test_nothing_that_decides_the_loss_is_narrow() -> None:
     }
 
 
+@pytest.fixture
+def forget() -> Iterator[Callable[[], None]]:
+    """Forgets what followed from the table of dtypes, now and after the test."""
+
+    def clear() -> None:
+        for remembered in (reshardings_of_weight, update_of_weight, moves_of_weight):
+            remembered.cache_clear()
+
+    yield clear
+    clear()
+
+
 @pytest.mark.parametrize("engine", ["jax", "torch"])
 @pytest.mark.parametrize(
     ("row", "column", "word", "tensor", "phase", "share"),
@@ -71,10 +85,12 @@ def test_the_bytes_of_the_plan_are_the_tables(
     phase: str,
     share: float,
     monkeypatch: pytest.MonkeyPatch,
+    forget: Callable[[], None],
 ) -> None:
     before = bytes_of(plan_of(engine), tensor, phase)
     changed = replace(PRECISION[row], **{column: word})
     monkeypatch.setattr(precision, "PRECISION", {**PRECISION, row: changed})
+    forget()
     assert bytes_of(plan_of(engine), tensor, phase) == share * before > 0
 
 

@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import ceil
 from typing import Literal
 
+from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import DTYPE_BYTES, ModelTable, Move
@@ -25,7 +26,12 @@ from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.moe_move import collectives_of_experts
 from shardwright.core.plan.movement import Collective, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
-from shardwright.core.plan.resharding import Resharding, resharding, weight_reshardings, weight_update
+from shardwright.core.plan.resharding import (
+    Resharding,
+    moves_of,
+    resharding,
+    resharding_of_rows,
+)
 from shardwright.core.policies.repeated import gathers_again, layers_gathered_again, moved_again
 from shardwright.core.policies.runs import Run
 from shardwright.core.quantization.links import copy_phases
@@ -58,18 +64,11 @@ def _of_weight(
     request: Request, mesh: Mesh, tensor: TensorPlan, runs: Sequence[Run], quantized: Sequence[QuantizedWeight]
 ) -> Iterable[PlannedCollective]:
     """The gathers of a weight for each use in each pass, the reduce-scatters of its gradient, and what is moved once a step."""
-    assert tensor.at_rest is not None
-    shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
     layers = layers_on_device(request, mesh, tensor)
     times = layers * request.microbatches
-    uses, update = weight_reshardings(request, mesh, tensor), weight_update(request, mesh, tensor)
     coded = next((one for one in quantized if one.name == tensor.name and one.copies), None)
     of_codes = 0 if coded is None else min(layers, coded.num)
-    for number, (component, use) in enumerate(uses.items()):
-        # Two uses with the same resharding share one gather.
-        if use in list(uses.values())[:number]:
-            continue
-        plain = movement(use.at_rest, use.gathered, (), shape, mesh)
+    for component, use, plain, scatters in moves_of(request, mesh, tensor).uses:
         again = 0 if use.kept else layers_gathered_again(runs, tensor.stack, range(of_codes, layers))
         width = DTYPE_BYTES[use.gather_dtype]
         for gather in plain:
@@ -81,20 +80,17 @@ def _of_weight(
         if coded is not None:
             for phase, gather in _of_copies(request, mesh, coded, component, plain, DTYPE_BYTES[use.gather_dtype]):
                 yield replace(gather, phase=phase, count_per_step=of_codes * request.microbatches)
-        parts = (use.gathered, use.at_rest, use.scattered), (update.at_rest, update.held, update.scattered)
-        for before, after, over in parts if tensor.gradient else ():
-            for scatter in movement(before, after, over, shape, mesh):
-                yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
+        for scatter in scatters:
+            yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
     yield from sum_over_replicas(request, mesh, tensor, layers)
 
 
 def sum_over_replicas(request: Request, mesh: Mesh, tensor: TensorPlan, layers: int) -> Iterator[PlannedCollective]:
     """The reduction of a weight's gradient over its replicas by JAX, and the gather of what each device has updated, once a step."""
-    shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    update = weight_update(request, mesh, tensor)
-    for reduce in movement(update.held, update.in_update, update.late, shape, mesh):
-        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[update.dtype], layers, tensor.name)
-    for gather in movement(update.in_update, update.at_rest, (), shape, mesh):
+    moves = moves_of(request, mesh, tensor)
+    for reduce in moves.reduces:
+        yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[moves.update.dtype], layers, tensor.name)
+    for gather in moves.gathers_updated:
         yield _planned(tensor.component, "update", gather, DTYPE_BYTES[tensor.dtype], layers, tensor.name)
 
 
@@ -256,14 +252,10 @@ def _of_move(
         yield from collectives_of_experts(request, mesh, by_name, move, quantized, again=again)
         return
     source, target = by_name[move.source], by_name[move.target]
+    forward, backward = _both_ways(move, source, target, request.layout, request.microbatches, request.length, mesh)
+    if not forward and not backward:
+        return
     moved = resharding(request, by_name, move)
-    ring = move.kind == "keys" and request.layout.move_attention == "ring"
-    # A ring permutes in place of a gather, so the hops of a gather over an entire slice do not apply.
-    hop_mesh = _of_rings(mesh) if ring else mesh
-    forward = movement(moved.before, moved.after, moved.partial, moved.shape, hop_mesh)
-    backward = movement(moved.after, moved.before, moved.cotangent_partial, moved.shape, hop_mesh)
-    if ring:
-        forward, backward = _as_ring(forward, mesh), _as_ring(backward, mesh)
     width = DTYPE_BYTES[source.dtype]
     shared = min(source, target, key=lambda row: row.num)
     times = layers_on_device(request, mesh, shared) * request.microbatches
@@ -282,6 +274,20 @@ def _of_move(
     for collective in backward if source.dtype in FLOATS and made != "backward" else ():
         rounds = times * _rounds(collective, mesh)
         yield _planned(moved.component, "backward", collective, width, rounds, move.source)
+
+
+@lru_cache(maxsize=4096)
+def _both_ways(
+    move: Move, source: TensorPlan, target: TensorPlan, layout: Layout, microbatches: int, length: int, mesh: Mesh
+) -> tuple[tuple[Collective, ...], tuple[Collective, ...]]:
+    """The collectives of a move of one layer and microbatch, and those of its cotangent."""
+    moved = resharding_of_rows(move, source, target, layout, microbatches, length)
+    ring = move.kind == "keys" and layout.move_attention == "ring"
+    # A ring permutes in place of a gather, so the hops of a gather over an entire slice do not apply.
+    hop_mesh = Mesh(mesh.axes) if ring else mesh
+    forward = movement(moved.before, moved.after, moved.partial, moved.shape, hop_mesh)
+    backward = movement(moved.after, moved.before, moved.cotangent_partial, moved.shape, hop_mesh)
+    return (_as_ring(forward, mesh), _as_ring(backward, mesh)) if ring else (forward, backward)
 
 
 def _made_beside(
@@ -308,11 +314,6 @@ def made_of_the_input(table: ModelTable, name: str) -> bool:
     """Whether an activation depends on the input alone. It is then moved once a step, outside the layers."""
     row = next(row for row in table.activations if row.name == name)
     return row.component == "input" or any(m.target == name and made_of_the_input(table, m.source) for m in table.moves)
-
-
-@lru_cache(maxsize=64)
-def _of_rings(mesh: Mesh) -> Mesh:
-    return Mesh(mesh.axes)
 
 
 def _as_ring(collectives: tuple[Collective, ...], mesh: Mesh) -> tuple[Collective, ...]:

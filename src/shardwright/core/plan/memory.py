@@ -12,11 +12,10 @@ from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.optimizer import AVERAGE, Kept
 from shardwright.core.model.precision import PRECISION, dtype_of
-from shardwright.core.model.table import DTYPE_BYTES, Move
+from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.attention_kernels import made_again_with_others, mask_bytes, sums_of_scores
-from shardwright.core.plan.movement import reshard_steps
 from shardwright.core.plan.plan import Memory, TensorPlan, layers_on_device
-from shardwright.core.plan.resharding import weight_reshardings, weight_update
+from shardwright.core.plan.resharding import same_arrays, weight_reshardings, weight_update
 from shardwright.core.policies.runs import Run, keep_a_mask, runs_of
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.resolution.request import Request
@@ -57,7 +56,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
     rows = {tensor.name: tensor for tensor in tensors}
-    same = _same_arrays(request, rows, mesh)
+    same = same_arrays(request, rows, mesh)
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     stored = sum(t.bytes_per_device * layers_on_device(request, mesh, t) for t in weights)
     trained = [t for t in weights if t.name not in frozen]
@@ -121,7 +120,7 @@ def microbatch_bytes(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
     The points in time of ``estimate_memory``. In a pipeline gradients have been summed already at each of them.
     """
     rows = {tensor.name: tensor for tensor in tensors}
-    same = _same_arrays(request, rows, mesh)
+    same = same_arrays(request, rows, mesh)
     activations = [tensor for tensor in tensors if tensor.kind == "activation" and tensor.name not in same]
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     trained = [tensor for tensor in tensors if tensor.kind == "weight" and tensor.name not in frozen]
@@ -135,23 +134,6 @@ def microbatch_bytes(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
 def _kept_bytes(kept: Kept, elements: Mapping[str, int]) -> int:
     assert kept.dtype is not None
     return sum(number for name, number in elements.items() if kept.has(name)) * DTYPE_BYTES[kept.dtype]
-
-
-def _same_arrays(request: Request, rows: Mapping[str, TensorPlan], mesh: Mesh) -> dict[str, str]:
-    """Queries and keys that are the same array before and after a move, by their names after it. Other moves do more than reshard."""
-    return {
-        move.target: move.source
-        for move in request.table.moves
-        if move.kind in ("queries", "keys")
-        and move.source in rows
-        and move.target in rows
-        and _moves_nothing(move, rows[move.source].in_use, rows[move.target].in_use, mesh)
-    }
-
-
-@lru_cache(maxsize=4096)
-def _moves_nothing(move: Move, source: Spec, target: Spec, mesh: Mesh) -> bool:
-    return not reshard_steps(source.renamed(move.renamed or {}), target, (), mesh)
 
 
 def _at_the_logits(
@@ -354,7 +336,7 @@ LANES = 128
 def kept_runs(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[Run, ...]:
     """The layers that keep the same, with what is saved and what is made again, in the names of the arrays that there are."""
     rows = {tensor.name: tensor for tensor in tensors}
-    same = _same_arrays(request, rows, mesh)
+    same = same_arrays(request, rows, mesh)
     if not expert_axes(request.layout, mesh) or request.layout.move_moe == "ring":
         same |= {"router.dispatched": "moe.dispatched", "router.returned": "moe.output"}
     return runs_of(request.table, request.remat, tuple(same.items()), made_again_with_others(request, mesh))

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import sent_dtype, summed_dtype
 from shardwright.core.model.table import Move, Weight, as_torch_stores, of_one_layer
-from shardwright.core.plan.movement import ReshardStep, reshard_steps
+from shardwright.core.plan.movement import Collective, ReshardStep, movement, reshard_steps
 from shardwright.core.plan.plan import TensorPlan
 from shardwright.core.resolution.gradients import partial_axes, partial_gradient_axes
 from shardwright.core.resolution.request import Request
@@ -50,11 +51,11 @@ class Resharding:
 def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> Resharding:
     """The resharding of a move of the table under a layout; ``rows`` are the plan's, by name."""
     source, target = rows[move.source], rows[move.target]
-    return _resharding(move, source, target, request.layout, request.microbatches, request.length)
+    return resharding_of_rows(move, source, target, request.layout, request.microbatches, request.length)
 
 
 @lru_cache(maxsize=4096)
-def _resharding(
+def resharding_of_rows(
     move: Move, source_row: TensorPlan, target_row: TensorPlan, layout: Layout, microbatches: int, length: int
 ) -> Resharding:
     source, target = source_row.in_use.renamed(move.renamed or {}), target_row.in_use
@@ -99,16 +100,16 @@ class WeightResharding:
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
     """The reshardings of a weight by the component that uses it, its own first. A tied weight has two."""
     weight = request.table.weight(tensor.name)
-    return _weight_reshardings(weight, tensor, request.layout, mesh, request.engine, request.dtype, request.summed_in)
+    return reshardings_of_weight(weight, tensor, request.layout, mesh, request.engine, request.dtype, request.summed_in)
 
 
 @lru_cache(maxsize=4096)
-def _weight_reshardings(
+def reshardings_of_weight(
     weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
 ) -> Mapping[str, WeightResharding]:
     of_layer = of_one_layer(weight)
     if of_layer is not weight:
-        return _weight_reshardings(of_layer, replace(tensor, num=1), layout, mesh, engine, computation, summed_in)
+        return reshardings_of_weight(of_layer, replace(tensor, num=1), layout, mesh, engine, computation, summed_in)
     stored = as_torch_stores(weight) if engine == "torch" else weight
     assert tensor.at_rest is not None
     at_rest, own = (_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.in_use))
@@ -174,7 +175,7 @@ class WeightUpdate:
 def weight_update(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightUpdate:
     """The update of a weight, in the dims of one layer."""
     weight = request.table.weight(tensor.name)
-    return _weight_update(weight, tensor, request.layout, mesh, request.dtype, request.summed_in)
+    return update_of_weight(weight, tensor, request.layout, mesh, request.dtype, request.summed_in)
 
 
 def _of_one_layer(spec: Spec, dims: int) -> Spec:
@@ -183,12 +184,12 @@ def _of_one_layer(spec: Spec, dims: int) -> Spec:
 
 
 @lru_cache(maxsize=4096)
-def _weight_update(
+def update_of_weight(
     weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, computation: str, summed_in: str
 ) -> WeightUpdate:
     of_layer = of_one_layer(weight)
     if of_layer is not weight:
-        return _weight_update(of_layer, replace(tensor, num=1), layout, mesh, computation, summed_in)
+        return update_of_weight(of_layer, replace(tensor, num=1), layout, mesh, computation, summed_in)
     assert tensor.at_rest is not None
     at_rest, in_update = (_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.updated))
     held = held_gradient(layout, at_rest, in_update)
@@ -201,3 +202,59 @@ def _weight_update(
         late=tuple(axis for axis in partial if axis not in held.axes),
         dtype=summed_dtype(weight, summed_in, computation),
     )
+
+
+class WeightMoves(NamedTuple):
+    """What JAX sends of one layer of a weight. ``uses``: for each use with a gather of its own its component, with the gathers and the
+    reduce-scatters of its gradient. ``reduces``: the sums over replicas; ``gathers_updated``: of what each device has updated."""
+
+    uses: tuple[tuple[str, WeightResharding, tuple[Collective, ...], tuple[Collective, ...]], ...]
+    update: WeightUpdate
+    reduces: tuple[Collective, ...]
+    gathers_updated: tuple[Collective, ...]
+
+
+def moves_of(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightMoves:
+    weight = request.table.weight(tensor.name)
+    return moves_of_weight(weight, tensor, request.layout, mesh, request.engine, request.dtype, request.summed_in)
+
+
+@lru_cache(maxsize=4096)
+def moves_of_weight(
+    weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
+) -> WeightMoves:
+    of_layer = of_one_layer(weight)
+    if of_layer is not weight:
+        return moves_of_weight(of_layer, replace(tensor, num=1), layout, mesh, engine, computation, summed_in)
+    shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
+    uses = reshardings_of_weight(weight, tensor, layout, mesh, engine, computation, summed_in)
+    update = update_of_weight(weight, tensor, layout, mesh, computation, summed_in)
+    found: dict[WeightResharding, tuple[str, WeightResharding, tuple[Collective, ...], tuple[Collective, ...]]] = {}
+    for component, use in uses.items():
+        parts = (use.gathered, use.at_rest, use.scattered), (update.at_rest, update.held, update.scattered)
+        scatters = (one for part in parts for one in movement(*part, shape, mesh)) if tensor.gradient else ()
+        # Two uses with the same resharding share one gather.
+        found.setdefault(use, (component, use, movement(use.at_rest, use.gathered, (), shape, mesh), tuple(scatters)))
+    return WeightMoves(
+        uses=tuple(found.values()),
+        update=update,
+        reduces=movement(update.held, update.in_update, update.late, shape, mesh),
+        gathers_updated=movement(update.in_update, update.at_rest, (), shape, mesh),
+    )
+
+
+def same_arrays(request: Request, rows: Mapping[str, TensorPlan], mesh: Mesh) -> dict[str, str]:
+    """Queries and keys that are the same array before and after a move, by their names after it. Other moves do more than reshard."""
+    return {
+        move.target: move.source
+        for move in request.table.moves
+        if move.kind in ("queries", "keys")
+        and move.source in rows
+        and move.target in rows
+        and _moves_nothing(move, rows[move.source].in_use, rows[move.target].in_use, mesh)
+    }
+
+
+@lru_cache(maxsize=4096)
+def _moves_nothing(move: Move, source: Spec, target: Spec, mesh: Mesh) -> bool:
+    return not reshard_steps(source.renamed(move.renamed or {}), target, (), mesh)
