@@ -196,7 +196,8 @@ def phase_times(
             hideable[EXCHANGE, one.phase] = hideable.get((EXCHANGE, one.phase), 0.0) + second
         else:
             open_seconds[one.phase] = open_seconds.get(one.phase, 0.0) + second
-    of_layers = {row.component for row in plan.weights if row.stack is not None}
+    # In the order of the table: a sum of seconds has the same last bit in every process.
+    of_layers = dict.fromkeys(row.component for row in plan.weights if row.stack is not None)
 
     def left(component: str, phase: Phase) -> float:
         """The compute beside which a component's collectives run, without that which others hide behind."""
@@ -218,7 +219,7 @@ def phase_times(
             # What shards the residual stream is gathered for the products of the other components, and scattered after them. Tokens are
             # exchanged beside all products of another microbatch.
             itself = "moe" if component == LOOP else component
-            others = {of for of, when in computing if when == phase and of != itself}
+            others = dict.fromkeys(of for of, when in computing if when == phase and of != itself)
             behind[component, phase] = computing.get((component, phase), 0.0) + max(
                 0.0, sum(left(of, phase) for of in others) - hideable.get((LAYER, phase), 0.0)
             )
