@@ -10,6 +10,7 @@ import time
 
 COMMANDS = (
     "plan",
+    "candidates",
     "first_step",
     "initial_values",
     "step",
