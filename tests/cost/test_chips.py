@@ -67,6 +67,7 @@ OF_SOME_GPUS = {
     "torch_attention_backward_flops_per_s",
     "multiprocessors",
     "switch_gather_share",
+    "linked_devices",
     "hidden_cost_share",
 }
 

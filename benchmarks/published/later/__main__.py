@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import mean, median
 
 from benchmarks.published.__main__ import Row, commands, row_of
+from benchmarks.published.__main__ import rows as rows_of_the_first
+from benchmarks.published.later.pairs import pairs, section
 from benchmarks.published.steps import FOLDER, steps_of
 
 HERE = Path(__file__).parent
@@ -21,6 +23,8 @@ HEADER = "| step | published, s | planned, s | error | range, s | published, GiB
 def page(found: Sequence[Row], wider: Sequence[Row]) -> str:
     """The page's text. ``wider``: the steps that the tables of the sources leave out."""
     start = [(HERE / "page.md").read_text(encoding="utf-8").rstrip(), "## How near", summary(found, wider)]
+    about_pairs = (HERE / "pairs.md").read_text(encoding="utf-8").rstrip()
+    start += ["## The order of layouts", about_pairs, section(pairs([*rows_of_the_first(), *found, *wider]))]
     return "\n\n".join([*start, *by_source([*found, *wider])]) + "\n"
 
 

@@ -149,6 +149,7 @@ COUNTS = {
     "collectives_at_once",
     "devices_per_chip",
     "domain_devices",
+    "linked_devices",
 } | {name for name in NEEDED["torus"] if name.endswith("_chips")}
 """The numbers that are whole."""
 

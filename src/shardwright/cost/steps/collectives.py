@@ -10,6 +10,9 @@ same of a device out of its domain. n: devices along a line of a torus.
 | node | V (g-1) / (g W) | b (g-1) / (g W) | b / W | book, GPUs |
 | between domains | V (M-1) / (M g E) | b (M-1) / (M E) | b / E | book, GPUs |
 
+Without a switch (``linked_devices`` of a chip, P) the links of a device go to P others, an equal share to each: g devices send to each other at
+W (g-1) / P, and a permute at W / P.
+
 Traffic inside and between domains overlaps, so the longer of the two counts; on a switch a part of the shorter too (``rings.py``). An
 all-reduce is a reduce-scatter and an all-gather: twice. In one ring an all-to-all is a quarter of an all-gather of N b, as in the book; over
 several dims it uses the links of all of them at once. Latency on a torus: a microsecond for each hop of the longest path, if that is
@@ -34,11 +37,15 @@ from shardwright.cost.steps.rings import NO_STEPS, RINGS, Steps, ring_seconds
 PASSES = {"all-reduce": 2}
 """Time of a collective in multiples of an all-gather's, if not 1."""
 
+LINKED_DEVICES = "linked_devices"
+"""The number of a chip that says how many others its links go to, where no switch is between them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
     """Bandwidth and latency of the links. ``out_bytes_per_s`` None: no source was checked for it. ``memory_bytes_per_s``: of a device.
-    ``at_once``: how many collectives over different links run at the same time. ``steps``: of rings and trees on a switch."""
+    ``at_once``: how many collectives over different links run at the same time. ``steps``: of rings and trees on a switch. ``linked_devices``:
+    to how many others a device's links go, an equal share to each; None where a switch connects all."""
 
     link_bytes_per_s: float
     out_bytes_per_s: float | None
@@ -47,6 +54,7 @@ class Rates:
     memory_bytes_per_s: float = inf
     at_once: int = 1
     steps: Steps = NO_STEPS
+    linked_devices: int | None = None
 
     @classmethod
     @lru_cache(maxsize=64)
@@ -63,7 +71,12 @@ class Rates:
             memory_bytes_per_s=chip.limit("hbm_bytes_per_s"),
             at_once=chip.integer("collectives_at_once") if "collectives_at_once" in chip.numbers else 1,
             steps=Steps.of(chip),
+            linked_devices=chip.integer(LINKED_DEVICES) if LINKED_DEVICES in chip.numbers else None,
         )
+
+    def inside_bytes_per_s(self, peers: int) -> float:
+        """The rate of a device of a node to so many others: of its links those that go to them."""
+        return self.link_bytes_per_s * (1.0 if self.linked_devices is None else min(1.0, peers / self.linked_devices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +167,7 @@ def _gathered_inside(unsharded_bytes: float, group: Group, rates: Rates) -> floa
         # What a chip gathers comes in over the links of the torus: the line between its devices adds no rate to them.
         lines = [line for line in group.lines if not line.on_chip] or group.lines
         return unsharded_bytes / sum(line_bytes_per_s(line, rates.link_bytes_per_s) for line in lines)
-    return unsharded_bytes * (group.inside - 1) / (group.inside * rates.link_bytes_per_s)
+    return unsharded_bytes * (group.inside - 1) / (group.inside * rates.inside_bytes_per_s(group.inside - 1))
 
 
 def _gathered_outside(unsharded_bytes: float, group: Group, rates: Rates) -> float:
@@ -166,8 +179,8 @@ def _gathered_outside(unsharded_bytes: float, group: Group, rates: Rates) -> flo
 
 def _exchanged_inside(own_bytes: float, group: Group, rates: Rates) -> float:
     inside_bytes = own_bytes / group.domains
-    if not rates.is_torus:
-        return inside_bytes * (group.inside - 1) / (group.inside * rates.link_bytes_per_s)
+    if not rates.is_torus and group.inside > 1:
+        return inside_bytes * (group.inside - 1) / (group.inside * rates.inside_bytes_per_s(group.inside - 1))
     return max((_across_bisection(inside_bytes, line, rates.link_bytes_per_s) for line in group.lines), default=0.0)
 
 
@@ -190,4 +203,4 @@ def _permuted(own_bytes: float, group: Group, rates: Rates) -> float:
         return own_bytes / rates.out_bytes_per_s
     # A group's ring takes steps along each of its lines, and all wait for the slowest line.
     sharing = max((line.sharing for line in group.lines), default=1)
-    return own_bytes * sharing / rates.link_bytes_per_s
+    return own_bytes * sharing / rates.inside_bytes_per_s(1)

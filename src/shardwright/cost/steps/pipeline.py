@@ -27,6 +27,7 @@ from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of, time_of_planned
+from shardwright.cost.steps.copies import with_copies
 from shardwright.cost.steps.flops import step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, quantization_bytes
 from shardwright.cost.steps.routing import EVEN
@@ -112,7 +113,7 @@ def _phases(
         return None
     of_microbatch = [share_of_microbatch(planned, stage, gathering, microbatches) for planned in stage.collectives]
     shared = [second * share for second, share in zip(known, of_microbatch, strict=True)]
-    return phase_times(stage, shared, computing, chip, reading)
+    return phase_times(stage, shared, with_copies(computing, stage, chip, reading, of_microbatch), chip, reading)
 
 
 def _work(phases: Phases, quantizing: float) -> Mapping[Kind, float]:

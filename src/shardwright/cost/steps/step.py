@@ -34,6 +34,7 @@ from shardwright.core.plan.plan import Phase, Plan, PlannedCollective
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, Time, time_of_planned
+from shardwright.cost.steps.copies import with_copies
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, program_of, quantization_bytes
 from shardwright.cost.steps.products import RATES
@@ -136,7 +137,7 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading, shares:
     computing = computing_seconds(plan, chip, reading, shares)
     if len(known) < len(seconds) or computing is None:
         return None
-    phases = phase_times(plan, known, computing, chip, reading)
+    phases = phase_times(plan, known, with_copies(computing, plan, chip, reading), chip, reading)
     moved = update_bytes(plan) + quantization_bytes(plan, chip, shares)
     compute = sum(one.compute for one in phases.values()) + moving_seconds(chip, moved, reading)
     compute += chip.step_latency_s
