@@ -23,8 +23,8 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.plan.plan import Plan
 from shardwright.cost import price, read_machine
 from shardwright.cost.advice import settling_on
-from shardwright.cost.search import arrangements, presets_for
 from shardwright.models import build
+from shardwright.search import arrangements, presets_for
 from tests.compiled.programs import remembered
 from tests.golden import compiled_programs as programs
 from tests.golden.findings_case import Case, request

@@ -10,8 +10,8 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.cost.advice import effect_text
-from shardwright.cost.search import arrangements, presets_for
 from shardwright.models import build
+from shardwright.search import arrangements, presets_for
 from tests.cost.drawn_fixes import compiled_outcomes, drawn_outcomes
 
 

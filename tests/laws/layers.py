@@ -28,6 +28,7 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "files": {"core", "yaml"},
         "init": {"core", "numpy"},
         "cost": {"core"},
+        "search": {"core", "cost", "files"},
         "models": {"core"},
         "layouts": {"core", "files"},
         "checkpoint": {"core", "storage", "numpy", "safetensors", "xxhash"},
@@ -37,8 +38,8 @@ LAYERS: Mapping[str, frozenset[str]] = {
         "engine_torch": {*_FOUNDATION, "runs", "numpy", "torch"},
         "compiled": {"core", "cost"},
         "interop": {"core", "storage", "training", "files", "models", "checkpoint", "numpy"},
-        "report": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "rich"},
-        "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "report", "rich"},
+        "report": {*_FOUNDATION, "search", "locks", "layouts", "compiled", "interop", "rich"},
+        "cli": {*_FOUNDATION, "locks", "layouts", "compiled", "interop", "search", "report", "rich"},
         FRONT: {"core", "files", "layouts", "models"},
     }.items()
 }

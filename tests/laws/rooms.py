@@ -36,7 +36,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "checks",
         "",
     ),
-    "cost": ("hardware", "steps", "choices", "", "search"),
+    "cost": ("hardware", "steps", "choices", ""),
+    "search": ("space", ""),
     "models": ("parts", "deepseek3", "llama3", "mixtral", ""),
     "checkpoint": ("retention", "format", "folder", "reading", "exchange", "writing", ""),
     "runs": ("processes", "metrics", "", "own_program"),
@@ -71,7 +72,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         "torchtitan",
     ),
     "report": ("text", "plan", "compile", "review", "interop", ""),
-    "cli": ("arguments", "typed", "interop", "running", "reviewing", ""),
+    "cli": ("arguments", "typed", "interop", "running", "reviewing", "searching", ""),
 }
 
 ONE_FOR_EACH = ("core/checks", "compiled/findings", "interop/maxtext/checks", "layouts")

@@ -36,6 +36,7 @@ from shardwright.cli.typed.verbs import (
     ListVerb,
     LockVerb,
     PlanVerb,
+    SearchVerb,
     TrainVerb,
 )
 from shardwright.cli.typed.written import with_options_of_its_run
@@ -176,6 +177,10 @@ def _run(verb: Any, arguments: Sequence[str]) -> int:
             from shardwright.cli.reviewing.compare import run_compare
 
             return run_compare(verb)
+        case SearchVerb():
+            from shardwright.cli.searching.search import run_search
+
+            return run_search(verb)
         case LockVerb():
             from shardwright.cli.reviewing.lock import run_lock
 

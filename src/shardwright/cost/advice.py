@@ -53,7 +53,11 @@ def price_of(plan: Plan, mapping: MeshMapping) -> Price:
     assert chip is not None
     pipeline = None if plan.pipeline is None else timed_pipeline(plan, mapping, chip, "used")
     step = timed(plan, mapping).step if plan.pipeline is None else None if pipeline is None else pipeline.step
-    return _price(plan, None if step is None or lacks_rows(plan) else step.seconds)
+    price = _price(plan, None if step is None or lacks_rows(plan) else step.seconds)
+    if pipeline is None:
+        return price
+    run = pipeline.pipeline.run
+    return replace(price, idle_seconds=run.seconds - sum(run.busy) / len(run.busy))
 
 
 def priced_request(request: Request, machine: Machine) -> Price:

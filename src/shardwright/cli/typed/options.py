@@ -95,6 +95,17 @@ def _tokens(text: str) -> int:
 _TOKENS = ValueType("N", _tokens)
 
 
+UNITS_OF_TIME = {"s": 1, "m": 60, "h": 3600}
+
+
+def _duration(text: str) -> float:
+    match = re.fullmatch(r"([0-9]{1,6})(?:\.([0-9]{1,3}))?([smh])", text)
+    if match is None or not (seconds := float(f"{match[1]}.{match[2] or 0}") * UNITS_OF_TIME[match[3]]):
+        raise ValueError(f"'{text}' is not a time, as 30s, 2m or 1h.")
+    return seconds
+
+
+Duration = Annotated[float, ValueType("TIME", _duration)]
 Count = Annotated[int | None, _WHOLE]
 Tokens = Annotated[int | None, _TOKENS]
 Whole = Annotated[int, _WHOLE]

@@ -30,7 +30,7 @@ from shardwright.training.optimizers import ENGINES, check_here, optimizer_of
 if TYPE_CHECKING:
     from shardwright.core.layout.auto import AutoChoice
     from shardwright.cost import Machine
-    from shardwright.cost.search import Arrangement
+    from shardwright.search import Arrangement
 
 
 STEP = ("batch", "microbatches", "loss_chunks")
@@ -158,7 +158,7 @@ def with_choice(typed: TypedRequest, layout_name: str | None, options: PlanOptio
     batch, with rows that all devices share. Unchanged without chips."""
     if typed.machine is None or typed.machine.numbers is None:
         return typed
-    from shardwright.cost.search import choose_defaults
+    from shardwright.search import choose_defaults
 
     free = layout_name is None and options.mesh is None
     kept = {f"--{name.replace('_', '-')}" for name in STEP if getattr(options, name) is not None}
@@ -186,7 +186,7 @@ def with_choice(typed: TypedRequest, layout_name: str | None, options: PlanOptio
 
 def _arranged(typed: TypedRequest) -> Sequence[Arrangement]:
     """The presets on the chips, each with sizes of its axes; none on simulated devices."""
-    from shardwright.cost.search import arrangements, presets_for
+    from shardwright.search import arrangements, presets_for
 
     table, machine = typed.request.table, typed.machine
     if machine is None or machine.numbers is None:

@@ -13,6 +13,7 @@ from shardwright.cli.typed.options import (
     Annotations,
     Count,
     Dtype,
+    Duration,
     Engine,
     Flag,
     Layout,
@@ -90,6 +91,24 @@ class CompareVerb:
     """What is compared."""
     model: Annotated[Text, arg(metavar="MODEL", help_behavior_hint="(needed for layouts)")] = None
     """A model by name, as deepseek3-test, or a model folder of Hugging Face."""
+    plan: PlanOptions = field(default_factory=PlanOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchVerb:
+    """Find the layouts under which a model trains the fastest on its chips: sizes of the mesh, roles, movements, stages and their schedules,
+    recomputation and microbatches. What is typed of a plan's options stays."""
+
+    model: Annotated[Positional[str], arg(metavar="MODEL", help_behavior_hint="")]
+    """A model by name, as deepseek3-671b, or a model folder of Hugging Face."""
+    like: Annotated[Text, arg(metavar="NAME|FILE", help_behavior_hint="(default: all layouts are tried)")] = None
+    """Begin with this layout, its --mesh and step, and say which single change gains the most."""
+    budget: Annotated[Duration, arg(help_behavior_hint="(default: 2m)")] = 120.0
+    """The longest time to search, as 30s or 10m."""
+    keep: Annotated[Whole, arg(metavar="N", help_behavior_hint="(default: 10)")] = 10
+    """Answers to show, each of another layout or mesh."""
+    out: Annotated[Path | None, arg(metavar="FILE.json", help_behavior_hint="(default: not written)")] = None
+    """Write the answers here, with the files of their layouts in a folder beside it. The same search goes on from it."""
     plan: PlanOptions = field(default_factory=PlanOptions)
 
 
@@ -335,6 +354,7 @@ Verb = (
     | Annotated[CompileVerb, subcommand("compile")]
     | Annotated[DiffVerb, subcommand("diff")]
     | Annotated[CompareVerb, subcommand("compare")]
+    | Annotated[SearchVerb, subcommand("search")]
     | Annotated[LockVerb, subcommand("lock")]
     | Annotated[CheckVerb, subcommand("check")]
     | Annotated[ListVerb, subcommand("list")]

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a plan asks of a machine. ``seconds`` of a step: None where a collective has no time, or where there is none to give."""
+    """What a plan asks of a machine. ``seconds`` of a step: None where a collective has no time, or where there is none to give.
+    ``idle_seconds``: those in which a rank of a pipeline waits, in the mean of its ranks."""
 
     seconds: float | None
     bytes_per_device: int
     tokens: int
     devices: int
+    idle_seconds: float = 0.0
 
     @property
     def device_seconds(self) -> float | None:

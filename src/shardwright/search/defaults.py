@@ -24,7 +24,7 @@ from shardwright.core.resolution.mesh_sizes import mesh_option
 from shardwright.core.resolution.request import Request
 from shardwright.cost.advice import priced_request
 from shardwright.cost.hardware.machine import Machine
-from shardwright.cost.search.arrangements import Arrangement
+from shardwright.search.space.arrangements import Arrangement
 
 MOST_PRICED = 8
 """Arrangements that are priced, the likeliest first."""

@@ -19,7 +19,7 @@ from shardwright.core.findings.draft import Candidate
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.model.table import ModelTable
-from shardwright.core.resolution.mesh_sizes import mesh_option
+from shardwright.core.resolution.mesh_sizes import mesh_option, mesh_text
 from shardwright.core.resolution.request import Request
 from shardwright.cost.hardware.machine import Machine
 
@@ -36,15 +36,21 @@ MOST_EXPERTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
-    """A layout on a machine, with a size for each of its axes."""
+    """A layout on a machine, with a size for each of its axes. ``form``: the role table that it is of (``forms.py``), if a search made it."""
 
     layout: Layout
     sizes: Mapping[str, int]
+    form: str = ""
 
     @property
     def text(self) -> str:
         """The options that ask for it."""
         return f"--layout {self.layout.name} {mesh_option(self.sizes)}"
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others of a search."""
+        return f"{self.form} {mesh_text(self.sizes)}"
 
     def of(self, request: Request) -> Request:
         """The request under this layout."""

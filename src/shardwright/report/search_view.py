@@ -1,0 +1,103 @@
+"""The view of a search: a table of its answers, their commands, and what ended all others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from shardwright.core.findings.codes import CODES
+from shardwright.core.layout.wording import percent
+from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph
+from shardwright.report.text.terminal import View
+from shardwright.report.text.units import pretty_bytes, pretty_seconds, rounded, several
+
+COLUMNS = (
+    Column(header="rank", right=True),
+    Column(header="layout", flexible=True),
+    Column(header="mesh", flexible=True),
+    Column(header="step", right=True),
+    Column(header="tokens/s a device", right=True, flexible=True),
+    Column(header="MFU", right=True),
+    Column(header="memory", right=True),
+    Column(header="between domains", right=True, flexible=True),
+    Column(header="loses most by", flexible=True),
+)
+
+
+def search_view(value: Mapping[str, Any], file: Path | None) -> View:
+    """Draws the result of a search from its JSON."""
+    answers = value["answers"]
+
+    def view(width: int) -> RenderableType:
+        parts: list[RenderableType] = [Text(_head(value), style="bold"), Text("")]
+        if answers:
+            parts += [aligned(COLUMNS, [RowGroup(cells=[_cells(answer, answers) for answer in answers])], width)]
+            parts += [Text(""), *(paragraph(line) for line in _commands(answers, file)), Text("")]
+        parts += [paragraph(line, style="dim") for line in _notes(value)]
+        return Group(*parts)
+
+    return view
+
+
+def _head(value: Mapping[str, Any]) -> str:
+    return (
+        f"{value['model']} on {value['machine']}: {several(value['layouts'], 'layout')}, {value['priced']:,} priced in "
+        f"{pretty_seconds(value['seconds'])}"
+    )
+
+
+def _cells(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[Text]:
+    answer, loss = row["answer"], row["loses"]
+    equal = sum(other["rank"] == row["rank"] for other in rows) > 1
+    mesh = " ".join(f"{axis}={size}" for axis, size in row["mesh"].items() if size > 1) or "one device"
+    return [
+        Text(f"{row['rank']}{'=' if equal else ''}"),
+        Text(row["layout"], style="bold" if row["rank"] == 1 else ""),
+        Text(mesh),
+        Text(pretty_seconds(answer["step_s"])),
+        Text(rounded(answer["tokens_per_s_per_device"])),
+        Text("" if answer["mfu"] is None else percent(answer["mfu"])),
+        Text(pretty_bytes(answer["needed_bytes"]), style="" if row["unbeaten"] else "dim"),
+        Text(pretty_bytes(row["bytes_between_domains"])),
+        Text("" if loss is None else f"{loss['what']}, {pretty_seconds(max(0.0, loss['seconds']))} longer"),
+    ]
+
+
+def _commands(rows: Sequence[Mapping[str, Any]], file: Path | None) -> list[str]:
+    lines = [f"{row['rank']}  {row['command']}" for row in rows]
+    if file is None and any(row["layout_file"] is not None for row in rows):
+        lines.append(
+            "With --out FILE.json the layouts that are no presets are written to files, which these commands name."
+        )
+    return lines
+
+
+def _notes(value: Mapping[str, Any]) -> list[str]:
+    lines, rows, chosen = [], value["answers"], value["chosen"]
+    if chosen:
+        lines.append(f"chosen for all: {' '.join(f'{option} {text}' for option, text in chosen.items())}")
+    if rows:
+        equal = "Ranks with = are equally fast by this clock: within 1%, the smallest first."
+        lines.append(equal)
+    if value["complete"] and rows:
+        lines.append("Complete: everything else is slower, does not fit, or has an error.")
+    elif not value["complete"]:
+        least = pretty_seconds(value["least_seconds_left"]) if value["least_seconds_left"] is not None else "-"
+        lines.append(f"The budget ended the search: of what is left, no step is faster than {least}.")
+    if value["ended"]:
+        ended = (f"{code} {number:,} ({CODES[code].title})" for code, number in value["ended"].items())
+        lines.append(f"ended: {'; '.join(ended)}")
+    if not rows and value.get("nearest"):
+        nearest = value["nearest"]
+        mesh = " ".join(f"{axis}={size}" for axis, size in nearest["mesh"].items())
+        lines.append(
+            f"Nothing fits. Nearest: {nearest['layout']} with {mesh}, {pretty_bytes(nearest['needed_bytes'])} of "
+            f"{pretty_bytes(nearest['usable_bytes'])} a device, {pretty_bytes(nearest['missing_bytes'])} too much."
+        )
+    if value.get("smallest_machine"):
+        lines.append(f"The smallest machine of these chips on which it fits: {value['smallest_machine']}")
+    return lines

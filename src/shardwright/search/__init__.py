@@ -1,0 +1,15 @@
+"""Which layout a model has on a machine: the fastest of all, of a few where nobody says one, or of those near to one. docs/search.md is its page.
+
+defaults.py    the fastest of a few that is valid and fits, where nobody says a layout
+solving.py     bounds and solutions of a candidate
+searching.py   the candidate of the least bound first, until nothing that is left can be faster
+answers.py     answers as plans: ranked, with what each loses by
+neighbours.py  what differs from a plan in one change, and is faster
+larger.py      the smallest machine on which something fits
+saved.py       the file of a search
+"""
+
+from shardwright.search.defaults import Defaults, choose_defaults
+from shardwright.search.space.arrangements import Arrangement, arrangements, presets_for
+
+__all__ = ["Arrangement", "Defaults", "arrangements", "choose_defaults", "presets_for"]

@@ -1,0 +1,257 @@
+"""The search: it takes the candidate of the least bound, until nothing that is left can be faster than what it has.
+
+Nodes (``solving.py``) lie in a heap by their bound. Where the first is a choice that fits and has no error, it is the next answer: everything
+else in the heap is slower. Else the nodes before it are divided, several at a time, by processes of their own. What the search has depends on
+neither their number nor their speed; where the budget ends it, it says how much faster what is left could be.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+from shardwright.core.findings.codes import TOO_LARGE
+from shardwright.search.solving import EQUAL, Node, Solver
+from shardwright.search.space.arrangements import Arrangement
+from shardwright.search.space.space import Space
+
+OF_A_TASK = 8
+"""Arrangements that a process bounds at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """``priced``: nodes so far. ``best``: the fastest choice so far. ``least_seconds``: of what is left, none is faster."""
+
+    priced: int
+    left: int
+    best: Node | None
+    least_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """``answers``: one of each arrangement, the fastest first. ``ended``: candidates by the finding that ended them. ``least_seconds``: of what
+    the budget left, none is faster; None where nothing that is left matters. ``nearest``: what misses the memory by the least, where nothing
+    fits."""
+
+    answers: tuple[Node, ...]
+    ended: Mapping[str, int]
+    priced: int
+    least_seconds: float | None = None
+    nearest: Node | None = None
+
+
+ENDS = ("choice", "unfit")
+"""Levels of nodes that are not divided."""
+
+Memory = dict[str, tuple[Node, ...]]
+"""The nodes below each node, and those of each arrangement, by its text: what a later search of the same goes on from."""
+
+
+class Search:
+    """A search and what it has so far."""
+
+    def __init__(
+        self,
+        solver: Solver,
+        space: Space,
+        *,
+        keep: int,
+        budget_s: float | None = None,
+        processes: int = 1,
+        memory: Memory | None = None,
+        save: Callable[[], None] = lambda: None,
+        report: Callable[[Progress], None] = lambda _: None,
+    ) -> None:
+        """``memory``: what an earlier search of the same has priced; it grows. ``save``: called when it has grown. ``report``: called with the
+        progress."""
+        self.solver, self.space, self.keep = solver, space, keep
+        self.memory: Memory = {} if memory is None else memory
+        self._budget_s, self._processes, self._save, self._report = budget_s, processes, save, report
+        self._heap: list[tuple[tuple[object, ...], Node]] = []
+        self._ended: Counter[str] = Counter()
+        self._answers: list[Node] = []
+        self._best: Node | None = None
+        self._nearest: Node | None = None
+        self._began = time.monotonic()
+
+    def run(self) -> Outcome:
+        """Searches until the answer is certain or the budget is used."""
+        self._ended.update(self.space.ended)
+        with _workers(self.solver, self._processes) as workers:
+            left = self._bound(workers)
+            while not left and self._heap and not self._is_certain():
+                if self._is_over():
+                    left = True
+                    break
+                self._step(workers)
+            least = self._heap[0][1].seconds if self._heap and left else None
+            if left:
+                self._take_choices(workers)
+        return Outcome(
+            answers=tuple(self._answers),
+            ended=dict(self._ended),
+            priced=self._priced,
+            least_seconds=least,
+            nearest=None if self._answers else self._nearest,
+        )
+
+    @property
+    def _priced(self) -> int:
+        return sum(len(nodes) for nodes in self.memory.values())
+
+    def _bound(self, workers: Workers) -> bool:
+        """Bounds all arrangements; whether some are left."""
+        waiting = list(self.space.arrangements)
+        for start in range(0, len(waiting), OF_A_TASK * workers.number):
+            if self._is_over():
+                return True
+            some = waiting[start : start + OF_A_TASK * workers.number]
+            for nodes in self._remembered(workers, "first", some):
+                self._push(nodes)
+            self._dive(workers)
+            self._show(left=len(waiting) - start - len(some))
+        return False
+
+    def _dive(self, workers: Workers) -> None:
+        """Divides the first nodes down to choices, if one could be the fastest so far: a search that its budget ends early has an answer."""
+        able: list[Node] = []
+        while self._heap and len(able) < workers.number and self._heap[0][1].level != "choice":
+            if self._best is not None and self._heap[0][1].seconds >= self._best.seconds:
+                break
+            able.append(heapq.heappop(self._heap)[1])
+        while able := [node for node in able if node.level not in ENDS]:
+            below = []
+            for nodes in self._remembered(workers, "below", able):
+                ordered = sorted(nodes, key=lambda node: node.key)
+                self._push(ordered[1:])
+                below += ordered[:1]
+            self._push([node for node in below if node.level in ENDS])
+            able = below
+
+    def _is_over(self) -> bool:
+        return self._budget_s is not None and time.monotonic() - self._began > self._budget_s
+
+    def _is_certain(self) -> bool:
+        """Whether what is left is slower than all that is kept."""
+        if len(self._answers) < self.keep:
+            return False
+        return self._heap[0][1].seconds > max(self._answers[-1].seconds, self._answers[0].seconds * (1 + EQUAL))
+
+    def _push(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            if node.level == "unfit":
+                self._ended[TOO_LARGE] += 1
+                if self._nearest is None or node.bytes_per_device < self._nearest.bytes_per_device:
+                    self._nearest = node
+                continue
+            heapq.heappush(self._heap, (node.key, node))
+            if node.level == "choice" and (self._best is None or node.key < self._best.key):
+                self._best = node
+
+    def _step(self, workers: Workers) -> None:
+        """Takes the first node if it is a choice, or divides some of the first."""
+        if self._heap[0][1].level == "choice":
+            self._take(heapq.heappop(self._heap)[1], workers)
+            return
+        some: list[Node] = []
+        while self._heap and len(some) < workers.number and self._heap[0][1].level != "choice":
+            some.append(heapq.heappop(self._heap)[1])
+        for nodes in self._remembered(workers, "below", some):
+            self._push(nodes)
+        self._show(left=len(self._heap))
+
+    def _take(self, node: Node, workers: Workers) -> None:
+        """Makes a choice an answer, unless a faster one of its arrangement is one or a check ends it."""
+        if any(answer.arrangement.key == node.arrangement.key for answer in self._answers):
+            return
+        (codes,) = workers.map("errors", [node])
+        if codes:
+            self._ended.update(codes[:1])
+            if node is self._best:
+                self._best = None
+            return
+        (fastest,) = workers.map("order", [node])
+        self._answers.append(fastest)
+
+    def _take_choices(self, workers: Workers) -> None:
+        """Makes answers of the choices that there are, of which some that are left might be faster."""
+        while self._heap and len(self._answers) < self.keep:
+            node = heapq.heappop(self._heap)[1]
+            if node.level == "choice":
+                self._take(node, workers)
+
+    def _remembered(self, workers: Workers, task: str, some: Sequence[Arrangement | Node]) -> list[tuple[Node, ...]]:
+        """The nodes of some arrangements, or below some nodes."""
+        texts = [item.text if isinstance(item, Node) else item.key for item in some]
+        new = [item for item, text in zip(some, texts, strict=True) if text not in self.memory]
+        for item, nodes in zip(new, workers.map(task, new), strict=True):
+            self.memory[item.text if isinstance(item, Node) else item.key] = nodes
+        if new:
+            self._save()
+        return [self.memory[text] for text in texts]
+
+    def _show(self, left: int) -> None:
+        least = self._heap[0][1].seconds if self._heap else None
+        self._report(Progress(priced=self._priced, left=left, best=self._best, least_seconds=least))
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """Processes that price, or this one."""
+
+    number: int
+    solver: Solver
+    pool: ProcessPoolExecutor | None = None
+
+    def map(self, task: str, items: Sequence[object]) -> Sequence[Any]:
+        if self.pool is None:
+            return [_done(self.solver, task, item) for item in items]
+        return list(self.pool.map(_in_a_worker, [(task, item) for item in items]))
+
+
+@contextmanager
+def _workers(solver: Solver, processes: int) -> Iterator[Workers]:
+    if processes == 1:
+        yield Workers(1, solver)
+        return
+    # A fresh process inherits neither threads nor locks of the caller.
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=_begin, initargs=(solver,))
+    try:
+        yield Workers(processes, solver, pool)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_SOLVER: list[Solver] = []
+
+
+def _begin(solver: Solver) -> None:
+    # An interrupt is the caller's, who ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _SOLVER[:] = [solver]
+
+
+def _in_a_worker(work: tuple[str, object]) -> object:
+    return _done(_SOLVER[0], *work)
+
+
+def _done(solver: Solver, task: str, item: object) -> object:
+    if isinstance(item, Arrangement):
+        return solver.first(item)
+    assert isinstance(item, Node)
+    return {"below": solver.below, "errors": solver.errors, "order": solver.in_another_order}[task](item)
+
+
+def processes_here() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,294 @@
+"""Bounds and solutions of one candidate of a search: what a worker computes.
+
+A node stands for all candidates that share what its text says. Its ``seconds`` are a bound: no candidate below it has a faster step.
+
+| node | its seconds are those of | below it are |
+|---|---|---|
+| kept | the step, or of stages a rank's share of all layers, as if all devices were of one node and nothing had to be recomputed | the policies that fit |
+| links | the same with a policy, and the microbatches that it needs | the orders of axes |
+| stages | its stages with one microbatch, of which every rank computes its mean share and none waits | the numbers of microbatches |
+| microbatches | the same, with their number | the schedules and chunks of layers |
+| choice | its own step, which fits | nothing |
+
+A node has a policy of recomputation that fits, and without stages the fewest microbatches and chunks of the loss with which it does: more of them
+never make a step faster by the plan's clock. A test prices every candidate of small models to hold that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Literal
+
+from shardwright.core.checks import drafts
+from shardwright.core.findings.codes import TOO_LARGE
+from shardwright.core.findings.effect import Price
+from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.mesh.divisors import divisors
+from shardwright.core.planning import resolve
+from shardwright.core.resolution.request import Request
+from shardwright.cost.advice import priced_request
+from shardwright.cost.hardware.machine import Machine
+from shardwright.cost.stages import with_unit_costs
+from shardwright.search.space.arrangements import Arrangement
+from shardwright.search.space.forms import form_named, layout_of, orders_of
+from shardwright.search.space.settings import (
+    Free,
+    Setting,
+    microbatches_in_stages,
+    microbatches_of,
+    schedules_of,
+    settings_of,
+)
+
+NO_LIMIT = 1 << 62
+
+EQUAL = 0.01
+"""Steps that differ by at most this share are equally fast: the clock is no finer. Of equal ones the smallest is the answer."""
+
+Level = Literal["kept", "links", "stages", "microbatches", "choice", "unfit"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """``bytes_per_device``: of a choice, whose step fits; of what is ``unfit`` the least that any candidate of the arrangement needs."""
+
+    arrangement: Arrangement
+    setting: Setting
+    level: Level
+    seconds: float
+    bytes_per_device: int = 0
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Orders nodes: the faster first, then the smaller; of equal ones always the same first."""
+        return (self.seconds, self.level != "choice", self.bytes_per_device, self.text)
+
+    @property
+    def text(self) -> str:
+        return f"{self.level} of {self.arrangement.key} {self.setting.text}".rstrip()
+
+    @property
+    def ranks(self) -> int:
+        """Of a pipeline; 1 without stages."""
+        return self.arrangement.sizes.get("stage", 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solver:
+    """The model, step and machine of a search, and what is free in it."""
+
+    request: Request
+    machine: Machine
+    free: Free
+
+    def first(self, arrangement: Arrangement) -> tuple[Node, ...]:
+        """The nodes that stand for all candidates of an arrangement: of level ``unfit`` where its smallest does not fit; none where it has no plan."""
+        nodes: list[Node] = []
+        for setting in settings_of(arrangement, self.request, self.free):
+            node = Node(arrangement=arrangement, setting=setting, level="kept", seconds=0.0)
+            if not nodes:
+                smallest = self._smallest(node)
+                if smallest is None or smallest.level == "unfit":
+                    return () if smallest is None else (smallest,)
+            seconds = self._least_seconds(node)
+            if seconds is not None:
+                nodes.append(replace(node, seconds=seconds))
+        return tuple(nodes)
+
+    def below(self, node: Node) -> tuple[Node, ...]:
+        """The nodes of which one has all candidates of this one that fit; none where none fits."""
+        match node.level:
+            case "kept":
+                tried = [
+                    replace(node, level="links", setting=setting, bytes_per_device=held)
+                    for held, setting in self._fitting_settings(node)
+                ]
+                seconds = [self._least_seconds(item) for item in tried]
+                return tuple(
+                    replace(item, seconds=least)
+                    for item, least in zip(tried, seconds, strict=True)
+                    if least is not None
+                )
+            case "links":
+                return tuple(self._in_orders(node))
+            case "stages":
+                settings = microbatches_in_stages(node.arrangement, node.setting, self.request, self.free)
+                return tuple(self._bounds(node.arrangement, settings, "microbatches"))
+            case _:
+                settings = schedules_of(node.arrangement, node.setting, self.request, self.free)
+                tried = [replace(node, level="choice", setting=setting) for setting in settings]
+                return tuple(choice for item in tried if (choice := self._choice(item)) is not None)
+
+    def in_another_order(self, node: Node) -> Node:
+        """A choice with its axes in the order that makes it the fastest. Where all devices are of one domain or torus, orders are no part of the
+        space: those of the answers are tried."""
+        if self._one_node is not self.machine:
+            return node
+        fastest = node
+        for arrangement in self._orders(node.arrangement)[1:]:
+            ordered = self._choice(replace(node, arrangement=arrangement))
+            if ordered is None or ordered.seconds >= fastest.seconds * (1 - EQUAL):
+                continue
+            fastest = fastest if self.errors(ordered) else ordered
+        return fastest
+
+    def errors(self, node: Node) -> tuple[str, ...]:
+        """The codes of the errors that the plan of a choice has, sorted; none where it can be run."""
+        try:
+            plan = resolve(with_unit_costs(self.requested(node), self.machine))
+        except FindingsError as error:
+            return tuple(sorted({finding.code for finding in error.findings}))
+        codes = {draft.finding.code for draft in drafts(plan) if draft.finding.severity == "error"}
+        return tuple(sorted(codes - {TOO_LARGE}))
+
+    def requested(self, node: Node) -> Request:
+        """The request of a node."""
+        return node.setting.of(node.arrangement, self.request, self.free.precisions[node.setting.precision])
+
+    @property
+    def limit_bytes(self) -> int:
+        return NO_LIMIT if self.request.chip is None else self.request.chip.usable_bytes
+
+    def _smallest(self, node: Node) -> Node | None:
+        """The candidate of an arrangement that needs the least memory, ``unfit`` if it does not fit; None if there is no plan."""
+        smallest: Node | None = None
+        for policy in self.free.policies[-2:]:
+            setting = replace(
+                node.setting,
+                remat=policy.text,
+                microbatches=microbatches_of(node.arrangement, self.request, self.free)[-1],
+                loss_chunks=self.free.loss_chunks[-1],
+                once=False,
+                schedule=None,
+            )
+            held = self._held_bytes(node, setting)
+            if held is not None and (smallest is None or held < smallest.bytes_per_device):
+                smallest = replace(node, setting=setting, bytes_per_device=held)
+        if smallest is None or smallest.bytes_per_device <= self.limit_bytes:
+            return smallest
+        return replace(smallest, level="unfit", seconds=inf)
+
+    def _fitting_settings(self, node: Node) -> Iterator[tuple[int, Setting]]:
+        """Of each policy, and without stages of each number of chunks of the loss, the setting with the fewest microbatches that fits, and the
+        bytes of a device. Of stages, with the most microbatches."""
+        numbers = microbatches_of(node.arrangement, self.request, self.free)
+        fits_in_fewest: set[str] = set()
+        for policy in self.free.policies_for(node.ranks, self.request.engine):
+            if not fits_in_fewest.isdisjoint(policy.less):
+                continue
+            able = numbers
+            for chunks in (node.setting.loss_chunks,) if node.ranks > 1 else self.free.loss_chunks:
+                setting = replace(node.setting, remat=policy.text, loss_chunks=chunks)
+                least = self._held_bytes(node, replace(setting, microbatches=numbers[-1], once=False, schedule=None))
+                if least is None or least > self.limit_bytes:
+                    continue
+                if node.ranks > 1:
+                    yield least, setting
+                    continue
+                fewest, held = next(self._fewest(node, setting, able), (numbers[-1], least))
+                yield held, replace(setting, microbatches=fewest)
+                # With more chunks only fewer microbatches can be faster.
+                able = tuple(number for number in able if number < fewest)
+                if not able:
+                    fits_in_fewest.add(policy.text)
+                    break
+
+    def _fewest(self, node: Node, setting: Setting, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """The numbers of microbatches with which a setting fits, the fewest first, and the bytes of a device."""
+        for number in numbers:
+            held = self._held_bytes(node, replace(setting, microbatches=number))
+            if held is not None and held <= self.limit_bytes:
+                yield number, held
+
+    def _held_bytes(self, node: Node, setting: Setting) -> int | None:
+        try:
+            request = self.requested(replace(node, setting=setting))
+            return resolve(request, collectives=False).memory.total_bytes_per_device
+        except (FindingsError, InputError):
+            return None
+
+    def _least_seconds(self, node: Node) -> float | None:
+        """Those of a node of level ``kept`` or ``links``. Without its stage axis a mesh has all layers: their time is no more than that of all ranks
+        together, since what is hidden behind a stage's products is hidden behind them too."""
+        arrangement, setting, machine = node.arrangement, node.setting, self._one_node
+        if node.ranks > 1:
+            machine = _part(machine, node.ranks)
+            if machine is None:
+                return 0.0
+            sizes = {axis: size for axis, size in arrangement.sizes.items() if axis != "stage"} or {"fsdp": 1}
+            layout = layout_of(form_named(arrangement.form), tuple(sizes))
+            arrangement = replace(arrangement, layout=layout, sizes=sizes)
+            setting = replace(setting, schedule=None, once=False)
+        price = self._price(replace(node, arrangement=arrangement, setting=setting), machine)
+        return None if price is None or price.seconds is None else price.seconds / node.ranks
+
+    def _in_orders(self, node: Node) -> Iterator[Node]:
+        """A node of level ``links`` with its axes in each order that is tried."""
+        if self._one_node is self.machine and node.ranks == 1:
+            yield replace(node, level="choice")
+            return
+        orders = self._orders(node.arrangement)
+        for arrangement in orders[:1] if self._one_node is self.machine else orders:
+            if node.ranks > 1:
+                yield from self._bounds(arrangement, [node.setting], "stages")
+            elif (choice := self._choice(replace(node, level="choice", arrangement=arrangement))) is not None:
+                yield choice
+
+    def _orders(self, arrangement: Arrangement) -> list[Arrangement]:
+        form = form_named(arrangement.form)
+        orders = orders_of(form, arrangement.sizes, self.machine)
+        return [replace(arrangement, layout=layout_of(form, tuple(sizes)), sizes=sizes) for sizes in orders]
+
+    def _bounds(self, arrangement: Arrangement, settings: Iterable[Setting], level: Level) -> Iterator[Node]:
+        """Nodes of stages, whose seconds are those of their ranks without what these wait."""
+        for setting in settings:
+            node = Node(arrangement=arrangement, setting=setting, level=level, seconds=0.0)
+            price = self._price(node, self.machine)
+            if price is not None and price.seconds is not None:
+                yield replace(node, seconds=price.seconds - price.idle_seconds)
+
+    def _choice(self, node: Node) -> Node | None:
+        """A choice with its own seconds and bytes; None if it has no time or does not fit."""
+        try:
+            price = priced_request(self.requested(node), self.machine)
+        except (FindingsError, InputError):
+            return None
+        if price.seconds is None or price.bytes_per_device > self.limit_bytes:
+            return None
+        return replace(node, seconds=price.seconds, bytes_per_device=price.bytes_per_device)
+
+    def _price(self, node: Node, machine: Machine) -> Price | None:
+        """The price on chips of a memory without limit, in which stages are shared out by time alone."""
+        try:
+            request = self.requested(node)
+            chip = request.chip
+            limitless = None if chip is None else replace(chip, usable_bytes=NO_LIMIT)
+            return priced_request(replace(request, chip=limitless), machine)
+        except (FindingsError, InputError):
+            return None
+
+    @property
+    def _one_node(self) -> Machine:
+        """The machine as if all GPUs were of one node: its links are the fastest for any order of axes. A torus as it is."""
+        numbers = self.machine.numbers
+        if numbers is None or numbers.network == "torus" or self.machine.shape[0] == 1:
+            return self.machine
+        return replace(self.machine, shape=(1, self.machine.num_devices))
+
+
+def _part(machine: Machine, parts: int) -> Machine | None:
+    """One of so many equal parts of a machine; None where its shape does not divide."""
+    shape = list(machine.shape)
+    while parts > 1:
+        factor = divisors(parts)[1]
+        able = [place for place, size in enumerate(shape) if size % factor == 0]
+        if machine.slices % factor == 0:
+            machine = replace(machine, slices=machine.slices // factor)
+        elif able:
+            shape[max(able, key=lambda place: shape[place])] //= factor
+        else:
+            return None
+        parts //= factor
+    return replace(machine, shape=tuple(shape))
