@@ -11,6 +11,7 @@ import pytest
 from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.capacity import ROOM_FOR_ALL
 from shardwright.core.planning import make_plan
 from shardwright.core.recipes.presets import preset
 from shardwright.core.resolution.request import Request
@@ -88,7 +89,11 @@ def test_no_routing_needs_more_room_than_there_is(seed: int) -> None:
     outside, inside = draw.choice(("fsdp", "context")), draw.choice(("fsdp", "context"))
     mesh = Mesh.of(fsdp=fsdp, node=node, expert=expert)
     request = Request(
-        layout=layout_of(node, expert, fsdp, outside=outside, inside=inside), table=table, batch=8, length=16
+        layout=layout_of(node, expert, fsdp, outside=outside, inside=inside),
+        table=table,
+        batch=8,
+        length=16,
+        expert_buffer=ROOM_FOR_ALL,
     )
     first, last = token_hops(request, mesh)
     traffic, of_node = traffic_of(request, mesh), table.sizes["experts"] // node

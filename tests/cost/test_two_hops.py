@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shardwright.core.plan.plan import Plan, StepCost
-from shardwright.core.planning import make_plan, resolve
+from shardwright.core.planning import make_plan, resolve, with_all_to_one
 from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.cost.choices.moe import moe_seconds
@@ -88,7 +88,7 @@ def test_an_axis_over_nodes_is_named_where_it_is_hot_alone() -> None:
 
 
 def test_one_device_that_gets_all_gets_each_token_once_from_other_nodes() -> None:
-    plan = plan_of()
+    plan = with_all_to_one(plan_of())
     shares = shares_of_one(plan)
     # A device has four experts, which are half of a token's.
     assert shares == NODES * GPUS / 2
@@ -99,7 +99,7 @@ def test_one_device_that_gets_all_gets_each_token_once_from_other_nodes() -> Non
 
 def test_rows_that_are_sent_on_are_touched_once_and_no_others() -> None:
     """Buffers have room for the tokens of all nodes; time is of those that an even routing sends."""
-    plan, direct = plan_of(), plan_of("all-to-all")
+    plan, direct = with_all_to_one(plan_of()), plan_of("all-to-all")
     for name in ("router.dispatched", "router.returned"):
         row, before = plan.by_name[name], direct.by_name[name]
         assert row.bytes_per_device == NODES * before.bytes_per_device

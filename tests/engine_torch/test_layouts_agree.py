@@ -79,10 +79,17 @@ ON_FOUR = [
     replace(case(LLAMA3, "hsdp", "data=2,fsdp=2"), loss_chunks=32),
     replace(case(LLAMA3, "tp", "data=2,tensor=2"), loss_chunks=8),
     replace(case(DEEPSEEK3, "ep-as-cp", "fsdp=2,expert=2"), loss_chunks=4),
+    # Fewer experts than ranks: their weights are stored on another dim.
+    case(MIXTRAL, "fsdp", "fsdp=4", settings="num_experts=2"),
+    case(MIXTRAL, "ep", "fsdp=2,expert=2", settings="num_experts=2"),
+    case(MIXTRAL, "zero-ep", "data=2,fsdp=2,expert=1", settings="num_experts=2"),
+    case(DEEPSEEK3, "ep-as-cp", "fsdp=4,expert=1", settings="num_experts=2,top_k=2,num_groups=1,num_chosen_groups=1"),
 ]
 
 
-@pytest.mark.parametrize("case", some(ON_FOUR, {1, 4, 5, 7, 8, 10, 11, 13, 16, 17, 19, 24, 25, 28, 31}), ids=in_words)
+@pytest.mark.parametrize(
+    "case", some(ON_FOUR, {1, 4, 5, 7, 8, 10, 11, 13, 16, 17, 19, 24, 25, 28, 31, 39, 40}), ids=in_words
+)
 def test_trains_as_one_device(case: Case, four: Ranks, run_alone: RunAlone) -> None:
     assert_trains_as(run_alone(case.alone), four, case)
 

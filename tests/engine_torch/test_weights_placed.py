@@ -133,10 +133,30 @@ def test_the_shard_is_the_box_of_the_plan(model: str, layout: str, mesh: str) ->
 
 UNEVEN = [
     ("llama3-test", "fsdp", "fsdp=4", {"vocab": "2047", "mlp": "510"}),
-    ("llama3-test", "fsdp", "fsdp=4", {"vocab": "3"}),
+    ("llama3-test", "fsdp", "fsdp=4", {"vocab": "5"}),
     ("llama3-test", "fsdp-tp", "fsdp=4,tensor=2", {"vocab": "2050"}),
-    ("mixtral-test", "ep", "fsdp=4,expert=2", {"num_experts": "6"}),
+    ("mixtral-test", "ep", "fsdp=4,expert=2", {"num_experts": "10"}),
 ]
+FEW_EXPERTS = [
+    ("mixtral-test", "fsdp", "fsdp=4", {"num_experts": "2"}),
+    ("mixtral-test", "hsdp", "data=2,fsdp=4", {"num_experts": "2"}),
+    ("mixtral-test", "ep", "fsdp=4,expert=2", {"num_experts": "2"}),
+    ("mixtral-test", "tp-as-ep", "fsdp=4,tensor=2", {"num_experts": "2"}),
+]
+
+
+@pytest.mark.usefixtures("with_numbers")
+@pytest.mark.parametrize(("model", "layout", "mesh", "changed"), FEW_EXPERTS)
+def test_experts_of_fewer_than_ranks_are_stored_on_another_dim(
+    model: str, layout: str, mesh: str, changed: dict[str, str]
+) -> None:
+    """PyTorch pads dim 0, and pads no other: the shards are equal, and all that a group gathers is of the model."""
+    plan = plan_of(model, layout, mesh, **changed)
+    experts = [one for one in weights_of(plan) if one.component == "moe"]
+    assert {one.storage_dim for one in experts} == {1}
+    for one in experts:
+        assert one.shard_elements(plan.mesh) * plan.mesh.size(one.at_rest.axes) == prod(one.shape)
+    assert_placed(plan)
 
 
 @pytest.mark.usefixtures("with_numbers")
@@ -165,6 +185,8 @@ def drawn(seed: int) -> Plan:
         sizes = {axis: random.choice((1, 2, 2, 3, 4)) for axis in layout.mesh}
         model = random.choice(list(MODELS))
         changed = {"vocab": str(random.randint(3, 300)), "mlp": str(random.choice((96, 510, random.randint(5, 400))))}
+        if model == "mixtral-test":
+            changed["num_experts"] = str(random.choice((2, 3, 4, 8)))
         if not 4 <= prod(sizes.values()) <= 12:
             continue
         try:

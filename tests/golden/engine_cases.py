@@ -135,13 +135,14 @@ ON_ENGINES: tuple[Case, ...] = (
     ),
     Case(
         name="SW415-storage-dims",
-        layout=mine("fsdp: {elsewhere: fsdp, weights: [embed, mlp]}", "{fsdp: auto}"),
+        layout=mine("fsdp: {elsewhere: fsdp, weights: [embed, mlp]}\nmore: fsdp", "{fsdp: 2, more: auto}"),
         options=TORCH,
         neighbour={"options": JAX},
     ),
     Case(
         name="SW415-storage-dim-by-a-rule",
-        layout=mine("fsdp: fsdp", "{fsdp: auto}", "rules: {mlp: {embed: [fsdp]}}\n"),
+        model="llama3-test mlp=510",
+        layout=mine("fsdp: fsdp", "{fsdp: auto}", "rules: {mlp: {mlp: [fsdp]}}\n"),
         options=TORCH,
         neighbour={"options": JAX},
     ),

@@ -27,7 +27,7 @@ def test_a_step_whose_assignments_exceeded_a_buffer_is_refused() -> None:
     assert str(error.value) == (
         "step 2: 1,234 token-expert assignments exceeded the capacity of a device's expert buffer, so this step was not "
         "the model's. It was not saved. Go on with --resume from the newest checkpoint, with a larger --expert-buffer "
-        "(now 0.5) or without it."
+        "(now 0.5) or without it: then buffers grow."
     )
     assert error.value.exit_code == 1
 

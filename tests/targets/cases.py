@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardwright.cli.typed.options import PlanOptions
+from shardwright.core.model.capacity import ROOM_FOR_ALL
 
 TRAINED_IN_BF16 = {"weights_dtype": "bfloat16", "moments_dtype": "bfloat16", "dtype": "bfloat16"}
 
@@ -46,7 +47,8 @@ class Case:
             move=self.move,
             set=((self.set,),) if self.set else (),
             microbatches=self.microbatches,
-            expert_buffer=self.expert_buffer,
+            # What docs show was compiled with room for the worst case.
+            expert_buffer=self.expert_buffer or ROOM_FOR_ALL,
             precision=self.precision,
             # Whatever takes the least time by the numbers of a chip, these programs stay what they are.
             hops="two",

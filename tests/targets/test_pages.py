@@ -148,5 +148,5 @@ def test_the_page_gives_the_size_of_a_dropless_buffer() -> None:
     plan = plan_of(replace(case, expert_buffer=None))
     assert [finding.code for finding in plan.errors] == ["SW312"]
     traffic = traffic_of(plan.request, plan.mesh)
-    assert traffic.buffer_rows(None) == 32 * traffic.assignments
+    assert traffic.most == 32 * traffic.assignments
     assert "32 times" in (DOCS / "beside-maxtext.md").read_text(encoding="utf-8")

@@ -10,7 +10,8 @@ from shardwright.core.checks import check, check_mesh
 from shardwright.core.findings.finding import worst_first
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.model.table import Activation, ModelTable, Program, Weight, as_torch_stores, of_one_layer
+from shardwright.core.model.capacity import ROOM_FOR_ALL
+from shardwright.core.model.table import Activation, ModelTable, Program, Weight, of_one_layer
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
 from shardwright.core.pipeline.ends import ends_request, with_sums
 from shardwright.core.pipeline.program import with_amaxes_of_ends, with_sums_of_ends
@@ -28,8 +29,14 @@ from shardwright.core.resolution.gradients import gradient_reductions
 from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.padding import PADDED_AXIS, padded_shape
 from shardwright.core.resolution.request import Request
-from shardwright.core.resolution.resolve import activation_sizes, resolve_activation, resolve_weight
-from shardwright.core.resolution.token_hops import rows_sent_on
+from shardwright.core.resolution.resolve import (
+    activation_sizes,
+    as_stored,
+    resolve_activation,
+    resolve_weight,
+    traffic_of,
+)
+from shardwright.core.resolution.token_hops import may_overflow, rows_sent_on
 from shardwright.core.resolution.update import resolve_update
 from shardwright.core.stages.choice import Choice
 
@@ -60,13 +67,32 @@ def make_plan(request: Request, costed: Callable[[Request], Request] = _as_it_is
 
 def routed_evenly(plan: Plan) -> Plan:
     """The plan of the same step where every expert gets the same number of rows. Without a given size, PyTorch's buffers have as many rows
-    as a rank receives, and a plan has those of the worst case. The plan itself where that is no more."""
-    request, pipeline = plan.request, plan.pipeline
+    as a rank receives, and a plan has more. The plan itself where that is no more."""
+    request = plan.request
     if request.table.top_k is None or (request.expert_buffer is not None and request.expert_buffer <= 1):
         return plan
-    stages = None if pipeline is None else pipeline.choice.text
-    even = resolve(replace(request, expert_buffer=1.0, stages=stages))
+    even = with_room(plan, 1.0)
     return plan if even.memory == plan.memory else even
+
+
+def with_room(plan: Plan, shares: float) -> Plan:
+    """The plan of the same step, without findings, where a device has buffers for so many times its even share of experts' tokens."""
+    stages = None if plan.pipeline is None else plan.pipeline.choice.text
+    return resolve(replace(plan.request, expert_buffer=shares, stages=stages))
+
+
+def with_all_to_one(plan: Plan) -> Plan:
+    """The plan of the same step after its buffers have grown as far as they can: one device gets all tokens that its experts may. The plan
+    itself where its buffers have a size that was asked for."""
+    of_experts = plan.request.table.top_k is not None and plan.request.expert_buffer is None
+    return with_room(plan, ROOM_FOR_ALL) if of_experts and may_overflow(plan.request, plan.mesh) else plan
+
+
+def with_larger_buffers(plan: Plan) -> Plan:
+    """The plan of the same step with twice the room for experts' tokens."""
+    traffic = traffic_of(plan.request, plan.mesh)
+    shares = traffic.buffer_rows(plan.request.expert_buffer) / traffic.assignments
+    return with_room(plan, 2 * max(shares, plan.request.expert_buffer or shares))
 
 
 def resolve(request: Request, *, collectives: bool = True) -> Plan:
@@ -167,19 +193,21 @@ def _resolved_once(request: Request, planned: dict[object, Plan], *, collectives
 
 
 def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
+    stored = as_stored(request, weight)
     dtype = weight.dtype if weight.frozen else request.weights_dtype
-    return _row_of_weight(weight, dtype, request.table.program, request.layout, mesh, request.engine)
+    return _row_of_weight(weight, stored, dtype, request.table.program, request.layout, mesh, request.engine)
 
 
 @lru_cache(maxsize=4096)
 def _row_of_weight(
-    weight: Weight, dtype: str, program: Program, layout: Layout, mesh: Mesh, engine: Engine
+    weight: Weight, stored: Weight, dtype: str, program: Program, layout: Layout, mesh: Mesh, engine: Engine
 ) -> TensorPlan:
     # All plans of a layout on a mesh have the same rows, and those of its stages have them but for the number of layers.
     of_layer = of_one_layer(weight)
     if of_layer is not weight:
-        return replace(_row_of_weight(of_layer, dtype, program, layout, mesh, engine), num=weight.num)
-    stored = as_torch_stores(weight) if engine == "torch" else weight
+        return replace(
+            _row_of_weight(of_layer, of_one_layer(stored), dtype, program, layout, mesh, engine), num=weight.num
+        )
     resolved = resolve_weight(stored, layout, mesh, engine)
     shape = padded_shape(stored, program, layout, mesh, engine)
     shard_group = mesh.in_mesh_order(resolved.at_rest.axes)

@@ -12,7 +12,7 @@ from shardwright.core.findings.finding import Finding, worst_first
 from shardwright.core.layout.auto import HOPS, AutoChoice
 from shardwright.core.pipeline.derived import collectives_of
 from shardwright.core.plan.plan import Plan
-from shardwright.core.planning import make_plan
+from shardwright.core.planning import make_plan, with_all_to_one
 from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.advice import advised, lacks_rows, price_of, settling, with_choices
 from shardwright.cost.exposed import exposed
@@ -47,10 +47,11 @@ def price(plan: Plan, machine: Machine, elsewhere: Sequence[Candidate] = ()) -> 
         for one, pipeline in zip((timed(plan, mapping, reading) for reading in READINGS), by_reading, strict=True)
     )
     step = None if lacks_rows(plan) else _between(machine.numbers, used.step, low.step, high.step)
-    step = _with_one_that_gets_all(plan, mapping, step)
+    all_to_one = with_all_to_one(plan)
+    step = _with_one_that_gets_all(all_to_one, mapping, step)
     before = price_of(plan, mapping)
     plan = replace(plan, findings=advised(plan, machine, before, elsewhere), step=step)
-    plan = replace(plan, answer=answer_of(plan, mapping, used.times))
+    plan = replace(plan, answer=answer_of(plan, mapping, used.times, all_to_one.memory))
     settle = settling(plan, machine, before)
     return replace(
         plan,
@@ -113,7 +114,8 @@ def _between(chip: ChipNumbers, used: StepCost | None, low: StepCost | None, hig
 
 
 def _with_one_that_gets_all(plan: Plan, mapping: MeshMapping, step: StepCost | None) -> StepCost | None:
-    """The step, with the seconds that it would take if one device of each group received all rows that its experts may."""
+    """The step, with the seconds that it would take if one device of each group received all rows that its experts may. ``plan``: with buffers
+    for them."""
     chip, shares = mapping.machine.numbers, shares_of_one(plan)
     if step is None or chip is None or shares <= EVEN:
         return step

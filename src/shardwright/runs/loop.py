@@ -169,6 +169,11 @@ class Loop:
         records: Journal | None,
     ) -> None:
         require_sound(number, metrics, self.options, self.plan)
+        if metrics.grown_rows is not None:
+            self.shown.say(
+                f"step {number}: a device received more tokens than its experts' buffers had room for; they have {metrics.grown_rows:,} rows now, "
+                "and the step was done again"
+            )
         if self.hold is not None:
             self.hold.keep()
         peak_bytes = self.engine.peak_bytes

@@ -191,8 +191,8 @@ class PlanOptions:
     """The units of each stage, as 'Et*3|(tt|)*29L': E the embedding, t a layer, L the logits."""
     hops: Annotated[Hops, arg(help_behavior_hint="(default: auto)")] = None
     """How weights are gathered over an entire TPU slice: in one collective, in two hops, in chunks, or in the fastest of these ways."""
-    expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: the largest possible need)")] = None
-    """Capacity of a device's expert buffer, as a multiple of an even split of the tokens. A run stops on overflow."""
+    expert_buffer: Annotated[Factor, arg(metavar="F", help_behavior_hint="(default: 1.25, and it grows)")] = None
+    """Capacity of a device's expert buffer, as a multiple of an even split of the tokens. A run stops on overflow of one that is set."""
     optimizer: Annotated[Text, arg(metavar="NAME", help_behavior_hint="(default: adamw)")] = None
     """The optimizer: adadelta, adagrad, adamax, adamw, lion, rmsprop or sgd; or one of an engine, as optax:lamb or torch:RAdam."""
     optimizer_set: Annotated[

@@ -250,10 +250,13 @@ def _one_role(plan: Plan, own: str, component: str) -> Iterator[Candidate]:
 
 
 def _other_dims(plan: Plan) -> Iterator[Draft]:
-    """Weights that are stored on another dim than dim 0: ``fully_shard`` shards dim 0 over all gathered axes as one."""
+    """Weights that ``fully_shard`` cannot store: it shards one dim over all gathered axes as one, which divide it where it is not dim 0. Of codes
+    dim 0 alone is gathered."""
     found: dict[tuple[str, str], list[WeightOfLayer]] = {}
     for row in trained(plan.request, plan.weights):
         one = weight_of_layer(plan.request, plan.mesh, row, None)
+        if _is_stored(plan, one):
+            continue
         for axis in one.gathered:
             if dim := one.at_rest.dim_of(axis):
                 found.setdefault((axis, one.at_rest.dims[dim].logical_axis), []).append(one)
@@ -270,10 +273,28 @@ def _other_dims(plan: Plan) -> Iterator[Draft]:
             notation=str(one.at_rest),
             mark=place_in(one.at_rest, dim),
             found=f"it shards {others([w.weight for w in weights], 'weight')} at rest on dim {dim} of PyTorch's shape, and "
-            f"fully_shard shards dim 0",
+            f"{_stores(one)}",
             needed=f"'{one.at_rest.dims[0].logical_axis}', which is dim 0",
         )
         yield Draft(finding=finding, candidates=(*_first_dims(plan, axis, name, weights), ON_JAX))
+
+
+def _is_stored(plan: Plan, one: WeightOfLayer) -> bool:
+    """Whether all gathered axes shard one dim, equally if it is not dim 0."""
+    dims = {one.at_rest.dim_of(axis) for axis in one.gathered}
+    if dims <= {0}:
+        return True
+    size = one.shape[one.storage_dim]
+    return len(dims) == 1 and not one.of_codes and size % plan.mesh.size(one.at_rest.dims[one.storage_dim].axes) == 0
+
+
+def _stores(one: WeightOfLayer) -> str:
+    """What PyTorch's ranks do with such a weight."""
+    return (
+        "of codes dim 0 is gathered"
+        if one.of_codes
+        else "fully_shard shards dim 0, or one that all gathered axes divide"
+    )
 
 
 def _first_dims(plan: Plan, axis: str, name: str, weights: list[WeightOfLayer]) -> Iterator[Candidate]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import floor, log
 
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding, Severity
 from shardwright.core.layout.wording import bytes_text
 from shardwright.core.mesh.notation import place_in
+from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.resolve import capacity_of, traffic_of
 
 DISPATCHED = "moe.dispatched"
+
+MOST_ZEROS = 18
+"""Of a chance that is printed: what is rarer happens in no training."""
 
 
 def expert_buffer(plan: Plan) -> Iterator[Draft]:
@@ -31,13 +36,21 @@ def expert_buffer(plan: Plan) -> Iterator[Draft]:
             f"tokens of a row (even share: {even:,.10g}); later tokens are dropped, the same ones under every layout",
             "nothing; with --set capacity_factor=none no token is dropped",
         )
-    if buffer_rows < traffic.most:
+    if request.expert_buffer is None and buffer_rows < traffic.most:
+        yield _draft(
+            plan,
+            "info",
+            f"a device has room for {buffer_rows:,} assignments, {buffer_rows / traffic.assignments:.3g} times its even share of "
+            f"{even_share}, and may receive {traffic.most:,}; where it receives more, its buffers grow. {_chance(traffic, buffer_rows)}",
+            "nothing; --expert-buffer 2 has room for twice the even share from the first step on, and a run stops where a device receives more",
+        )
+    elif buffer_rows < traffic.most:
         yield _draft(
             plan,
             "warning",
             f"a device has capacity for {buffer_rows:,} assignments (even share: {even_share}) and may receive "
             f"{traffic.most:,}; a run stops where a device receives more than its capacity",
-            f"{traffic.most:,}: omit --expert-buffer, or monitor the load of the experts",
+            f"{traffic.most:,}: omit --expert-buffer, so that buffers grow, or monitor the load of the experts. {_chance(traffic, buffer_rows)}",
         )
     elif traffic.most > traffic.assignments:
         yield _draft(
@@ -47,6 +60,14 @@ def expert_buffer(plan: Plan) -> Iterator[Draft]:
             f"{traffic.most / traffic.assignments:.3g} times its even share of {even_share}",
             "nothing; --expert-buffer 2 sets a capacity of twice the even share, and a run stops where a device receives more",
         )
+
+
+def _chance(traffic: Traffic, buffer_rows: int) -> str:
+    """How often a router exceeds a buffer that chooses every expert as often as any other."""
+    exponent = min(MOST_ZEROS, floor(-traffic.log_chance_of_more(buffer_rows) / log(10)))
+    if exponent < 1:
+        return "Where every expert is as likely as any other, that happens by chance"
+    return f"Where every expert is as likely as any other, that is in less than one of 10^{exponent} layers and microbatches"
 
 
 def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from math import prod
 
-from shardwright.core.model.table import DTYPE_BYTES, Weight, as_torch_stores
+from shardwright.core.model.table import DTYPE_BYTES, Weight
 from shardwright.core.plan.plan import Plan, TensorPlan
 from shardwright.core.plan.resharding import weight_update
+from shardwright.core.resolution.resolve import as_stored
 
 
 def weight_rows(plan: Plan) -> Iterator[tuple[TensorPlan, Weight]]:
     """Each weight of the plan with its row of the model's table, in the dims of the plan's engine."""
     for tensor, weight in zip(plan.weights, plan.request.table.weights, strict=True):
         assert tensor.name == weight.name
-        yield tensor, as_torch_stores(weight) if plan.request.engine == "torch" else weight
+        yield tensor, as_stored(plan.request, weight)
 
 
 def unsharded_bytes(tensor: TensorPlan) -> int:

@@ -88,11 +88,13 @@ class Training:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """``needed_bytes`` of the ``usable_bytes`` of a device's memory; None where the devices have no limit. ``speed`` None: a step has no
-    time, because a link or a kernel has no figure or devices have no row. ``training``: None without a number of tokens."""
+    """``needed_bytes`` of the ``usable_bytes`` of a device's memory; None where the devices have no limit. ``needed_bytes_if_one_device_gets_all``: of a
+    device that gets all tokens that its experts may, whose buffers have grown for them; None where they do not grow. ``speed`` None: a
+    step has no time, because a link or a kernel has no figure or devices have no row. ``training``: None without a number of tokens."""
 
     needed_bytes: int
     usable_bytes: int | None
+    needed_bytes_if_one_device_gets_all: int | None = None
     speed: Speed | None = None
     training: Training | None = None
 
@@ -105,6 +107,11 @@ class Answer:
             "fits": self.fits,
             "needed_bytes": self.needed_bytes,
             "usable_bytes": self.usable_bytes,
+            **(
+                {"needed_bytes_if_one_device_gets_all": most}
+                if (most := self.needed_bytes_if_one_device_gets_all) is not None
+                else {}
+            ),
             **({} if self.speed is None else self.speed.to_json()),
             **({} if self.training is None else {"training": self.training.to_json()}),
         }

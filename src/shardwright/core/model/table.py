@@ -293,14 +293,14 @@ def as_torch_stores(weight: Weight) -> Weight:
     """The same weight with the dims that PyTorch stores: heads and head_dim are merged, outputs come first.
 
     A frozen weight without a storage dim is a buffer in PyTorch, which ``fully_shard`` leaves on every rank. A weight
-    whose dim 0 may not be sharded is unsharded at rest too.
+    whose dim 0 may not be sharded is unsharded at rest too. Dims that are merged of several are stored on no axis but as dim 0.
 
     >>> w = Weight(name="q", component="attention", logical_axes=("embed", "heads", "head_dim"), shape=(64, 4, 16),
     ...            initializer=Initializer(kind="normal", stddev=0.1), contracted=(), storage=("embed",),
     ...            torch_dims=(("heads", "head_dim"), ("embed",)))
     >>> stored = as_torch_stores(w)
     >>> stored.logical_axes, stored.shape, stored.unit, stored.storage
-    (('heads', 'embed'), (64, 64), {'heads': 16}, ('heads',))
+    (('heads', 'embed'), (64, 64), {'heads': 16}, ('heads', 'embed'))
     """
     dims = weight.torch_dims or tuple((name,) for name in weight.logical_axes)
     assert sorted(name for dim in dims for name in dim) == sorted(weight.logical_axes), weight.name
@@ -312,5 +312,7 @@ def as_torch_stores(weight: Weight) -> Weight:
         logical_axes=tuple(dim[0] for dim in dims),
         shape=tuple(prod(weight.size(name) for name in dim) for dim in dims),
         unit={**(weight.unit or {}), **unit} or None,
-        storage=() if (weight.frozen and not weight.storage) or not may_shard_at_rest else (dims[0][0],),
+        storage=()
+        if (weight.frozen and not weight.storage) or not may_shard_at_rest
+        else (dims[0][0], *(dim[0] for dim in dims[1:] if len(dim) == 1 and not dim[0].startswith("_"))),
     )

@@ -97,11 +97,18 @@ class WeightOfLayer:
         box = self.update_box(mesh, rank) if in_update else self.box(mesh, rank)
         return box and box.intersect(Box.whole(self.saved_shape))
 
+    @property
+    def storage_dim(self) -> int:
+        """The dim that the gathered axes shard; 0 where there are none."""
+        return next((self.at_rest.dim_of(axis) or 0 for axis in self.gathered), 0)
+
     def shape_at_rest(self, mesh: Mesh) -> tuple[int, ...]:
-        """The largest shard at rest. Dim 0 is padded until its axes divide it."""
+        """The largest shard at rest. The storage dim is padded until its axes divide it."""
         sizes = [size // mesh.size(dim.axes) for size, dim in zip(self.shape, self.in_use.dims, strict=True)]
         # A weight of a user's own model may have no dim.
-        return (ceil(sizes[0] / mesh.size(self.gathered)), *sizes[1:]) if sizes else ()
+        if sizes:
+            sizes[self.storage_dim] = ceil(sizes[self.storage_dim] / mesh.size(self.gathered))
+        return tuple(sizes)
 
     def shape_in_update(self, mesh: Mesh, splits: int) -> tuple[int, ...]:
         """The largest shard after the first ``splits`` of the splits of the update, padded until all are equal."""

@@ -8,7 +8,7 @@ from math import ceil
 
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.model.table import Weight, as_torch_stores
+from shardwright.core.model.table import Weight
 from shardwright.core.quantization.amax import Extents, amax_key, num_amaxes, sharing_axes
 from shardwright.core.quantization.freedom import Place, Step, freedom
 from shardwright.core.quantization.links import Specs, copies, minor_dims
@@ -24,7 +24,7 @@ from shardwright.core.recipes.formats import bits_of
 from shardwright.core.recipes.recipe import Dim, Operand, Product, Quantizer, Recipe
 from shardwright.core.resolution.gradients import partial_gradient_axes
 from shardwright.core.resolution.request import Request
-from shardwright.core.resolution.resolve import activation_sizes, expert_axes, operand_spec, resolve_weight
+from shardwright.core.resolution.resolve import activation_sizes, as_stored, expert_axes, operand_spec, resolve_weight
 from shardwright.core.resolution.row_order import in_order
 
 
@@ -52,7 +52,7 @@ class _Derivation:
 
     def of_weight(self, weight: Weight, num: int) -> QuantizedWeight:
         layout, mesh, recipe = self.request.layout, self.mesh, self.recipe
-        stored = as_torch_stores(weight) if self.request.engine == "torch" else weight
+        stored = as_stored(self.request, weight)
         resolved = resolve_weight(stored, layout, mesh, self.request.engine)
         at_rest, in_use = (_of_one_layer(spec) for spec in (resolved.at_rest, resolved.in_use))
         operand = operand_spec(in_use, weight.component, layout, mesh)

@@ -56,7 +56,8 @@ class Request:
 
     ``mesh_sizes`` replace the layout's own; one may be ``auto``, as there. ``devices`` None: the product of the sizes, or, where one is ``auto``, the
     devices of the model's natural mesh. ``batch`` rows of ``length`` tokens in a global step. ``expert_buffer``: capacity
-    for the assignments sent to a device's experts, in multiples of their even share; None: capacity for the worst case.
+    for the assignments sent to a device's experts, in multiples of their even share, beyond which a run stops; None: it begins with
+    ``Traffic.buffer_rows(None)`` and grows.
     ``load_balanced``: devices that share a row take chunks from both of its ends (``row_order``). ``moments_dtype``: of all that the
     optimizer keeps for a weight, or one for each, in its order and with commas between. ``master_dtype``: the
     optimizer also keeps each weight in this wider dtype and updates that, and the weight is its rounding; None: it keeps none.

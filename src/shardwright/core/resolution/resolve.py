@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Literal
@@ -13,7 +13,7 @@ from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.capacity import Traffic, row_capacity
-from shardwright.core.model.table import ModelTable, Weight
+from shardwright.core.model.table import ModelTable, Weight, as_torch_stores
 from shardwright.core.resolution.order import ordered, persistent_axes
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.storage import choose_storage
@@ -47,10 +47,18 @@ class ResolvedWeight:
     axis_requests: tuple[AxisRequest, ...]
 
 
+def as_stored(request: Request, weight: Weight) -> Weight:
+    """A weight in the dims of the request's engine. A weight of which PyTorch's ranks gather codes is stored on its dim 0 alone."""
+    if request.engine != "torch":
+        return weight
+    stored, recipe = as_torch_stores(weight), request.precision
+    return replace(stored, storage=stored.storage[:1]) if recipe is not None and recipe.of_codes else stored
+
+
 def resolve_weight(
     weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str | None = None
 ) -> ResolvedWeight:
-    """The specs of one layer of a weight; its dims are the engine's (``as_torch_stores`` under PyTorch).
+    """The specs of one layer of a weight; its dims are the engine's (``as_stored``).
 
     ``component``: the component that uses the weight, for the second use of a tied one; None: its own.
 

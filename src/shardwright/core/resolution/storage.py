@@ -3,7 +3,7 @@
 | engine | storage dim |
 |---|---|
 | jax | the first logical axis of the weight's storage list that is divisible by the product of all its storage axes and the axes already on it |
-| torch | dim 0 as PyTorch stores it, which ``fully_shard`` shards without a copy; it need not divide |
+| torch | dim 0 as PyTorch stores it, which ``fully_shard`` shards without a copy; it need not divide. Where it has fewer entries than shards, as 8 experts over 128 ranks, most of them would be padding: then the next dim that divides, if there is one |
 | either | an entry's ``weights:`` names other dims to try, before those of the table |
 """
 
@@ -59,10 +59,19 @@ def choose_storage(
     choices = []
     for tried, group in lists.items():
         product = mesh.size(group)
+        shards = {name: product * taken.get(name, 1) for name in tried}
         granted = next(
-            (n for n in tried if engine == "torch" or weight.size(n) % (product * taken.get(n, 1)) == 0), None
+            (name for name in tried if _may_store(weight, engine, name, shards[name])),
+            weight.logical_axes[0] if engine == "torch" and weight.logical_axes[0] in tried else None,
         )
         if granted is not None:
             taken[granted] = taken.get(granted, 1) * product
+            tried = tried[: tried.index(granted) + 1] if engine == "torch" else tried
         choices.append(StorageChoice(axes=tuple(group), tried=tried, granted=granted))
     return tuple(choices)
+
+
+def _may_store(weight: Weight, engine: Engine, name: str, shards: int) -> bool:
+    """Whether a dim may be stored in so many shards, without one that is empty."""
+    size = weight.size(name)
+    return size % shards == 0 or (engine == "torch" and name == weight.logical_axes[0] and size >= shards)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 from math import ceil, comb
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.capacity import ROOM_FOR_ALL
 from shardwright.core.model.table import ModelTable
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import dispatched_dim, expert_axes, traffic_of
@@ -66,8 +67,10 @@ def token_hops(request: Request, mesh: Mesh) -> tuple[TokenHop, ...]:
         experts=traffic.experts * traffic.devices // nodes,
         row_shards=nodes if dispatched_dim(request.layout, axes[0]) == "groups" else 1,
     )
-    passed_on = max(assignments, node.buffer_rows(factor))
-    tokens_held = nodes * tokens if factor is None else ceil(min(nodes * tokens, factor * even))
+    # As many tokens as have these assignments in an even routing.
+    shares = node.buffer_rows(None) / node.assignments if factor is None else factor
+    tokens_held = ceil(min(nodes * tokens, shares * even))
+    passed_on = min(max(assignments, node.buffer_rows(factor)), max(1, tokens_held) * min(traffic.top_k, node.experts))
     return (
         TokenHop(
             axes=axes[:1],
@@ -95,6 +98,14 @@ def rows_sent_on(request: Request, mesh: Mesh) -> Mapping[str, Mapping[str, int]
     ends = {"dispatch": "source", "combine": "target"}
     # A stage may have no layer with experts.
     return {getattr(move, ends[move.kind]): of_a_token for move in request.table.moves if move.kind in ends}
+
+
+def may_overflow(request: Request, mesh: Mesh) -> bool:
+    """Whether a device may receive more than its buffers hold."""
+    if request.table.top_k is None:
+        return False
+    largest = token_hops(replace(request, expert_buffer=ROOM_FOR_ALL), mesh)
+    return any(hop.buffer_rows < most.buffer_rows for hop, most in zip(token_hops(request, mesh), largest, strict=True))
 
 
 def in_two_hops(request: Request, mesh: Mesh) -> bool:

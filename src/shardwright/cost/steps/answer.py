@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shardwright.core.estimate.answer import Answer, Speed, Waiting, training_of
 from shardwright.core.estimate.step_cost import StepCost
-from shardwright.core.plan.plan import Plan
+from shardwright.core.plan.plan import Memory, Plan
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.flops import TERA, model_flops
 from shardwright.cost.steps.step import Times, seconds_of
@@ -14,13 +14,15 @@ from shardwright.cost.steps.step import Times, seconds_of
 PEAK = "bf16_flops_per_s"
 
 
-def answer_of(plan: Plan, mapping: MeshMapping, times: Times) -> Answer:
-    """``times``: of each collective of the plan, in its order."""
+def answer_of(plan: Plan, mapping: MeshMapping, times: Times, all_to_one: Memory) -> Answer:
+    """``times``: of each collective of the plan, in its order. ``all_to_one``: what a device needs that gets all tokens that its experts may."""
     request, chip = plan.request, mapping.machine.chip
     speed = None if plan.step is None else _speed(plan, plan.step, mapping, times)
     tokens = request.training_tokens
+    needed, most = (memory.total_bytes_per_device for memory in (plan.memory, all_to_one))
     return Answer(
-        needed_bytes=plan.memory.total_bytes_per_device,
+        needed_bytes=needed,
+        needed_bytes_if_one_device_gets_all=most if most > needed else None,
         usable_bytes=None if chip is None else chip.usable_bytes,
         speed=speed,
         training=None

@@ -3,7 +3,8 @@
 | routing | rows of a device | what they decide |
 |---|---|---|
 | even | those that its own tokens have: ``EVEN`` | the time of a step, its flops, and the bytes that it sends |
-| one device gets all | as many as its buffer holds (``shares_of_one``) | the longest time of a step, and the memory of every plan |
+| what buffers hold | between the two: ``Traffic.buffer_rows`` | the memory of a plan |
+| one device gets all | as many as its buffer holds (``shares_of_one``) after it has grown (``core/planning.py``: ``with_all_to_one``) | the longest time of a step, and the memory that is printed beside the plan's |
 
 Kernels multiply received rows and no others (``core/plan/expert_kernels.py``). What lies between products touches no others either, but in
 programs of JAX, whose buffers have a static size (``IN_VAIN``).
@@ -42,12 +43,13 @@ by index into all of it. Copies before and after an all-to-all end with the rows
 
 
 def shares_of_one(plan: Plan) -> float:
-    """The most rows that one device can receive, in multiples of its even share: of a run that does not stop at a full buffer.
+    """The most rows that one device can receive in its buffer, in multiples of its even share.
 
     >>> from shardwright import Request, load_layout, make_plan, model_table
+    >>> from shardwright.core.planning import with_all_to_one
     >>> request = Request(layout=load_layout("ep"), table=model_table("mixtral-8x7b"), batch=8, length=4096, devices=8)
-    >>> shares_of_one(make_plan(request))
-    4.0
+    >>> [shares_of_one(plan) for plan in (make_plan(request), with_all_to_one(make_plan(request)))]
+    [1.25, 4.0]
     """
     if plan.request.table.top_k is None or "moe.dispatched" not in plan.by_name:
         return EVEN

@@ -10,6 +10,8 @@ import numpy as np
 from shardwright.checkpoint import OwnedBox, TensorInfo
 from shardwright.core.plan.gate import require_trained
 from shardwright.core.plan.plan import Plan
+from shardwright.core.planning import with_larger_buffers
+from shardwright.core.resolution.token_hops import token_hops
 from shardwright.data import Batch
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.training.feed import feed_of
@@ -43,6 +45,8 @@ class JaxEngine:
         self._mesh = device_mesh(plan.mesh)
         self._feed = feed_of(plan, batch_sharding(plan, self._mesh))
         self._state: Arrays | None = None
+        # Its buffers of experts' tokens may have grown.
+        self._sized = plan
         self._step: jax.stages.Compiled | None = None
         self._compiling_bytes = self._program_bytes = 0
 
@@ -82,16 +86,24 @@ class JaxEngine:
         self._program_bytes = 0 if memory is None else memory.peak_memory_in_bytes
 
     def _compiled(self) -> jax.stages.Compiled:
-        step = train_step(self.plan, self._mesh, optimizer_options(self.options), self.options.seed)
+        step = train_step(self._sized, self._mesh, optimizer_options(self.options), self.options.seed)
         return step.lower(abstract_state(self.plan, self._mesh), abstract_batch(self.plan, self._mesh)).compile()
 
     def step(self, batch: Batch, before_update: Callable[[], None]) -> StepMetrics:
         assert self._state is not None
         # The compiled step is given the state itself: nothing of it lasts any longer.
         before_update()
-        assert self._step is not None
-        self._state, metrics = self._step(self._state, self._feed.on_devices(batch))
-        return StepMetrics(**{name: np.asarray(value).item() for name, value in metrics._asdict().items()})
+        rows, grown_rows = self._feed.on_devices(batch), None
+        while True:
+            assert self._step is not None
+            self._state, arrays = self._step(self._state, rows)
+            metrics = {name: np.asarray(value).item() for name, value in arrays._asdict().items()}
+            if not metrics["overflow"] or self.plan.request.expert_buffer is not None:
+                return StepMetrics(**metrics, grown_rows=grown_rows)
+            self._sized = with_larger_buffers(self._sized)
+            grown_rows = token_hops(self._sized.request, self._sized.mesh)[-1].buffer_rows
+            self._step = None
+            self.prepare()
 
     def tensors(self) -> Sequence[TensorInfo]:
         return infos_of(self.plan, self._mesh)

@@ -22,6 +22,7 @@ from shardwright.core.pipeline.program import stage_program
 from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.random_bits import words_of
+from shardwright.core.resolution.token_hops import may_overflow
 from shardwright.engine_jax.attention.kernels import backend_of
 from shardwright.engine_jax.experts.moe import MoeCounts
 from shardwright.engine_jax.experts.routing import updated_bias
@@ -223,12 +224,13 @@ def _of_microbatches(plan: Plan, links: Links, seed: int) -> SumsOf:
 
 
 def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0) -> jax.stages.Wrapped:
-    """``step(state, batch) -> (state, metrics)``, under ``jit``. The given state is donated; its shardings are the plan's.
+    """``step(state, batch) -> (state, metrics)``, under ``jit``. The given state is donated; its shardings are the plan's. Where a device received
+    more rows than its experts' buffers hold (``metrics.overflow``), the state is the given one.
 
     ``seed``: of the run, for random numbers of products."""
     gradients_of = gradient_function(plan, mesh, seed)
     decayed, codes_of = decayed_names(plan), resting(plan, mesh)
-    has_site = plan.request.precision is not None
+    has_site, overflows = plan.request.precision is not None, may_overflow(plan.request, plan.mesh)
 
     def step(state: State[jax.Array], batch: Arrays) -> tuple[State[jax.Array], Metrics[jax.Array]]:
         moment = (Moment(state.step, factors_of(state.delayed)),) if has_site else ()
@@ -254,7 +256,11 @@ def train_step(plan: Plan, mesh: Mesh, options: OptimizerOptions, seed: int = 0)
             for name in ("dropped", "overflow")
         }
         delayed = updated(plan, state.delayed, gradients.amaxes, after.step)
-        return after._replace(buffers=buffers, delayed=delayed), Metrics(gradients.loss, norm, gradients.tokens, **lost)
+        after = after._replace(buffers=buffers, delayed=delayed)
+        if overflows:
+            # The step was not the model's: nothing of it stays.
+            after = jax.tree.map(lambda new, old: jnp.where(lost["overflow"] == 0, new, old), after, state)
+        return after, Metrics(gradients.loss, norm, gradients.tokens, **lost)
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract_state(plan, mesh))
     replicated = NamedSharding(mesh, PartitionSpec())

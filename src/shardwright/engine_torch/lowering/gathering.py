@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
 
 from shardwright.core.plan.fsdp_groups import FsdpGroup
 from shardwright.engine_torch.io.dtypes import torch_dtype
@@ -115,10 +116,15 @@ def _shard(module: Gathered, group: FsdpGroup, ranks: Ranks, *, reshard_after_fo
     if group.replicas:
         mesh = joined([ranks.submesh(group.replicas), mesh])
     first, own = group.weights[0], set(module.own().values())
+    shards = {
+        id(parameter): Shard(one.storage_dim)
+        for one, parameter in zip(group.weights, module.own().values(), strict=True)
+    }
     sharded = fully_shard(
         module,
         mesh=mesh,
         reshard_after_forward=reshard_after_forward,
+        shard_placement_fn=lambda parameter: shards[id(parameter)],
         mp_policy=MixedPrecisionPolicy(
             param_dtype=torch_dtype(first.gather_dtype),
             reduce_dtype=torch_dtype(first.reduce_dtype),

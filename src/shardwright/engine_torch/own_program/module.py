@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.modules.conv import _ConvNd
 
 from shardwright.core.boxes.boxes import shard_box
@@ -119,8 +119,10 @@ def parallelize(
     dtensor_axes = _dtensor_axes(weights.values(), plan)
     placed = {one: _placed(one, weights[key], dtensor_axes[key], ranks) for key, one in parameters.items()}
     _replace(module, placed, device)
+    dims = {placed[one]: weights[key].storage_dim for key, one in parameters.items()}
     for unit in found:
-        _shard(unit, {placed[one] for one in unit.weights}, plan, ranks, divisor)
+        own = {placed[one] for one in unit.weights}
+        _shard(unit, {one: dim for one, dim in dims.items() if one in own}, plan, ranks, divisor)
     planned = {
         key: PlannedWeight(
             name=key,
@@ -285,7 +287,8 @@ def _replace(module: nn.Module, placed: Mapping[nn.Parameter, nn.Parameter], dev
                 setattr(owner, name, buffer.to(device))
 
 
-def _shard(unit: Unit, own: set[nn.Parameter], plan: Plan, ranks: Ranks, divisor: int) -> None:
+def _shard(unit: Unit, own: Mapping[nn.Parameter, int], plan: Plan, ranks: Ranks, divisor: int) -> None:
+    """``own``: the parameters of the unit, each with its storage dim."""
     mesh = ranks.submesh(unit.axes.gathered)
     if unit.axes.replicas:
         mesh = joined([ranks.submesh(unit.axes.replicas), mesh])
@@ -296,6 +299,7 @@ def _shard(unit: Unit, own: set[nn.Parameter], plan: Plan, ranks: Ranks, divisor
         reshard_after_forward=bool(unit.name)
         and plan.request.remat != "none"
         and not plan.request.layout.keeps_gathered(unit.axes.gathered),
+        shard_placement_fn=lambda parameter: Shard(own[parameter]),
         mp_policy=MixedPrecisionPolicy(
             param_dtype=torch_dtype(computed) if computed != stored else None, reduce_dtype=torch_dtype(stored)
         ),

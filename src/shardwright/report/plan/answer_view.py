@@ -54,7 +54,9 @@ def _memory(plan: Plan) -> Text:
     rest = answer.usable_bytes - answer.needed_bytes
     state = Text("fits", style=FITS) if rest >= 0 else Text("does not fit", style=DOES_NOT_FIT)
     left = f"{pretty_bytes(abs(rest))} {'free' if rest >= 0 else 'too much'}"
-    return state + Text(f": {needed} of {pretty_bytes(answer.usable_bytes)}{chip}, {left}")
+    most = answer.needed_bytes_if_one_device_gets_all
+    grown = "" if most is None else f"; {pretty_bytes(most)} if one device gets all tokens"
+    return state + Text(f": {needed} of {pretty_bytes(answer.usable_bytes)}{chip}, {left}{grown}")
 
 
 def speed_lines(plan: Plan, speed: Speed) -> list[tuple[str, Text | str]]:

@@ -16,8 +16,8 @@ class StepMetrics:
     """The metrics of one step: mean loss over valid tokens, global norm of the gradients before clipping, valid tokens.
 
     ``dropped``: token-expert assignments beyond the capacity of an expert. ``overflow``: assignments beyond the capacity of
-    a buffer of the layout, in all layers; where it is not 0, the step is not the model's. All are of the global step, and
-    equal in every process.
+    a buffer of the layout, in all layers; where it is not 0, the step is not the model's. ``grown_rows``: of a device's buffer of
+    experts' tokens, where it grew for this step. All are of the global step, and equal in every process.
     """
 
     loss: float
@@ -25,6 +25,7 @@ class StepMetrics:
     tokens: int
     dropped: int = 0
     overflow: int = 0
+    grown_rows: int | None = None
 
 
 class RunError(ShardwrightError):
@@ -81,7 +82,7 @@ def require_sound(number: int, metrics: StepMetrics, options: RunOptions, plan: 
         raise RunError(
             f"step {number}: {metrics.overflow:,} token-expert assignments exceeded the capacity of a device's expert buffer, "
             f"so this step was not the model's. It was not saved. Go on with --resume from the newest checkpoint, with "
-            f"a larger --expert-buffer (now {plan.request.expert_buffer}) or without it."
+            f"a larger --expert-buffer (now {plan.request.expert_buffer}) or without it: then buffers grow."
         )
     if not (math.isfinite(metrics.loss) and math.isfinite(metrics.grad_norm)):
         raise RunError(
