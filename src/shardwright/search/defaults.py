@@ -1,8 +1,9 @@
 """A layout, a mesh and a step for a machine, where nobody says them: the fastest of a few that is valid and fits.
 
 Each arrangement gets the fewest rows that all its devices share equally, at least the natural number, and as few microbatches as fit. What
-fits is ordered by the planned seconds of one token; the first of these without an error is the choice. Where nothing fits it is the valid
-one that needs the least memory. What is typed stays as it is.
+fits with a reserve (``MEMORY_WARNING_SHARE``), or at all where nothing does, is ordered by the planned seconds of one token; of those without
+an error that are as fast as the first the one that needs the least memory is the choice. Where nothing fits it is the valid one that
+needs the least memory. What is typed stays as it is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from shardwright.search.space.arrangements import Arrangement
 
 MOST_PRICED = 8
 """Arrangements that are priced, the likeliest first."""
+
+EQUAL_SHARE = 0.01
+"""Steps whose times differ by less are equally fast: the estimate's own range is many times as wide."""
 
 LOSS_CHUNKS = 8
 """Chunks of the loss where its logits are what does not fit."""
@@ -73,13 +77,24 @@ def choose_defaults(
     # Small models have many that are too fine for them: then the rest are tried too.
     for some in (fits[:MOST_PRICED], fits[MOST_PRICED:]):
         priced = sorted(_priced(some, machine), key=_seconds)
-        valid = _valid(priced)
-        chosen = next(valid, None)
-        if chosen is not None:
-            following = next(valid, None)
-            rest = [] if following is None else priced[priced.index(following) :]
-            return _defaults(chosen, [chosen, *rest], limit)
+        equals, slower = _fastest(_valid(priced))
+        if equals:
+            # Their order is that of time, so of equal memory it is the faster one.
+            chosen = min(equals, key=lambda tried: tried.total_bytes)
+            others = [tried for tried in equals if tried is not chosen]
+            rest = [] if slower is None else priced[priced.index(slower) :]
+            return _defaults(chosen, [chosen, *others, *rest], limit)
     return None
+
+
+def _fastest(valid: Iterable[_Tried]) -> tuple[list[_Tried], _Tried | None]:
+    """The fastest with those that are as fast, and the first that is slower; of what has no time the first alone."""
+    equals: list[_Tried] = []
+    for tried in valid:
+        if equals and not _seconds(tried) <= _seconds(equals[0]) * (1 + EQUAL_SHARE) < float("inf"):
+            return equals, tried
+        equals.append(tried)
+    return equals, None
 
 
 def _priced(fits: Iterable[_Tried], machine: Machine) -> Iterator[_Tried]:

@@ -52,12 +52,13 @@ def _choice(plan: Plan, choice: AutoChoice) -> str:
     others = sorted((seconds, text) for text, seconds in choice.seconds.items() if text != choice.chosen)
     if not others:
         return f"{choice.chosen}: all that was tried and fits"
-    seconds, text = others[0]
+    if choice.chosen not in choice.seconds:
+        return choice.chosen
+    (seconds, text), own = others[0], choice.seconds[choice.chosen]
+    best = "the fastest" if own <= seconds else "as fast as any, and the smallest of those,"
     return (
-        f"{choice.chosen}: the fastest of {len(others) + 1} that fit, {pretty_seconds(choice.seconds[choice.chosen])} for these tokens; "
+        f"{choice.chosen}: {best} of {len(others) + 1} that fit, {pretty_seconds(own)} for these tokens; "
         f"next {text}, {pretty_seconds(seconds)}"
-        if choice.chosen in choice.seconds
-        else choice.chosen
     )
 
 
