@@ -12,7 +12,7 @@ from statistics import mean, median
 from typing import NamedTuple
 
 from benchmarks.published.memory import GIB, parts, reserved_gib
-from benchmarks.published.planned import priced, published_seconds
+from benchmarks.published.planned import held_by, priced, published_seconds
 from benchmarks.published.steps import FOLDER, Published, published
 
 PAGE = FOLDER.parent.parent / "docs" / "published.md"
@@ -64,7 +64,7 @@ def row_of(step: Published) -> Row:
     assert cost is not None
     assert cost.low_seconds is not None
     assert cost.high_seconds is not None
-    planned_gib = plan.memory.total_bytes_per_device / GIB
+    planned_gib = held_by(step).memory.total_bytes_per_device / GIB
     return Row(step, published_seconds(step), cost.seconds, cost.low_seconds, cost.high_seconds, planned_gib, None)
 
 

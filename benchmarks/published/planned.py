@@ -14,6 +14,7 @@ from shardwright.core.planning import make_plan
 from shardwright.cost import Machine, price
 
 WHOLE = ("batch", "length", "microbatches", "loss_chunks")
+BROKEN = ("expert_buffer",)
 
 
 def typed(step: Published) -> TypedRequest:
@@ -36,7 +37,7 @@ def typed(step: Published) -> TypedRequest:
             if name == "layout":
                 layout = value
             else:
-                given[name] = int(value) if name in WHOLE else value
+                given[name] = int(value) if name in WHOLE else float(value) if name in BROKEN else value
     before = os.getcwd()
     os.chdir(FOLDER.parent.parent)
     try:
@@ -49,6 +50,12 @@ def typed(step: Published) -> TypedRequest:
 def plan_of(step: Published) -> Plan:
     """The plan without times."""
     return make_plan(typed(step).request)
+
+
+@cache
+def held_by(step: Published) -> Plan:
+    """The plan whose memory is that of the source's program."""
+    return plan_of(replace(step, plan=f"{step.plan} {step.memory}", memory="")) if step.memory else plan_of(step)
 
 
 def machine_of(step: Published) -> Machine:

@@ -22,7 +22,8 @@ class Published:
 
     ``plan``: the arguments of the nearest command of ours; ``differs``: what it cannot say. Either ``seconds`` or ``tokens_per_s`` of
     one device is published. Where ``memory_gib`` is too: ``loss``, how its program computes the loss, and ``unread``, the activations that it keeps though
-    nothing reads them (``memory.py``).
+    nothing reads them (``memory.py``). ``memory``: options for what its program holds, where it is no program of the engine whose time is
+    planned: after those of ``plan``, in a file for all steps or in a step.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Published:
     seconds: float | None
     tokens_per_s: float | None
     memory_gib: float | None
+    memory: str
     loss: str | None
     unread: tuple[str, ...]
     differs: tuple[str, ...]
@@ -72,6 +74,7 @@ def steps_of(folder: Path) -> tuple[Published, ...]:
             seconds=row.get("seconds"),
             tokens_per_s=row.get("tokens_per_s"),
             memory_gib=row.get("memory_gib"),
+            memory=row.get("memory", table.get("memory", "")),
             loss=row.get("loss"),
             unread=tuple(row.get("unread", ())),
             differs=tuple(row.get("differs", ())),
