@@ -5,7 +5,7 @@ The oracle is the same training with room for the worst case from the start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,12 +35,11 @@ CASES = [
 
 
 @pytest.fixture
-def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Buffers that begin with half of the even share."""
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers that begin with three quarters of the even share."""
     monkeypatch.setattr(capacity, "ROWS_AT_FIRST", 1)
     monkeypatch.setattr(capacity, "TILE_ROWS", 1)
-    monkeypatch.setattr(capacity, "SHARES_AT_FIRST", 0.5)
-    return
+    monkeypatch.setattr(capacity, "SHARES_AT_FIRST", 0.75)
 
 
 def engine_of(plan: Plan) -> JaxEngine:
@@ -51,7 +50,7 @@ def engine_of(plan: Plan) -> JaxEngine:
 
 
 def batches(case: Case, num: int) -> list[Batch]:
-    return [Batch(first_row=0, next_row=0, arrays=arrays) for arrays in batches_of(case, num)]
+    return [Batch(first_row=0, next_row=0, arrays=dict(arrays)) for arrays in batches_of(case, num)]
 
 
 def leaves_of(engine: JaxEngine) -> Mapping[str, np.ndarray]:

@@ -62,7 +62,7 @@ def choose_storage(
         shards = {name: product * taken.get(name, 1) for name in tried}
         granted = next(
             (name for name in tried if _may_store(weight, engine, name, shards[name])),
-            weight.logical_axes[0] if engine == "torch" and weight.logical_axes[0] in tried else None,
+            next((name for name in weight.logical_axes[:1] if engine == "torch" and name in tried), None),
         )
         if granted is not None:
             taken[granted] = taken.get(granted, 1) * product
