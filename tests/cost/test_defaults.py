@@ -9,8 +9,8 @@ import pytest
 from shardwright.cli.main import main
 from shardwright.core.findings.effect import Price
 from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
-from shardwright.cost.search import defaults
 from shardwright.models import names
+from shardwright.search import defaults
 from tests.matrix import rest
 
 CHIPS = ("h100:1x8", "h100:8x8", "h100:32x8", "v5p:4x4x8", "v6e:16x16")
