@@ -83,6 +83,13 @@ def _notes(value: Mapping[str, Any]) -> list[str]:
     if rows:
         equal = "Ranks with = are equally fast by this clock: within 1%, the smallest first."
         lines.append(equal)
+    share = 1 - value["memory_share"]
+    if rows:
+        lines.append(
+            f"{percent(share)} of a device's memory stays free: estimates are no finer."
+            if share
+            else "Nothing fits with a reserve of memory: these may need more than they are planned to."
+        )
     if value["complete"] and rows:
         lines.append("Complete: everything else is slower, does not fit, or has an error.")
     elif not value["complete"]:
@@ -94,8 +101,9 @@ def _notes(value: Mapping[str, Any]) -> list[str]:
     if not rows and value.get("nearest"):
         nearest = value["nearest"]
         mesh = " ".join(f"{axis}={size}" for axis, size in nearest["mesh"].items())
+        found = "Nothing fits" if value["complete"] else "Nothing that fits was priced before the budget ended"
         lines.append(
-            f"Nothing fits. Nearest: {nearest['layout']} with {mesh}, {pretty_bytes(nearest['needed_bytes'])} of "
+            f"{found}. Nearest of what does not fit: {nearest['layout']} with {mesh}, {pretty_bytes(nearest['needed_bytes'])} of "
             f"{pretty_bytes(nearest['usable_bytes'])} a device, {pretty_bytes(nearest['missing_bytes'])} too much."
         )
     if value.get("smallest_machine"):

@@ -21,7 +21,7 @@ def smallest_that_fits(solver: Solver) -> Machine | None:
     for machine in _larger(solver.machine):
         rows = -(-solver.request.batch // machine.num_devices) * machine.num_devices
         request = replace(solver.request, chip=machine.chip, batch=rows)
-        able = Solver(request=request, machine=machine, free=solver.free)
+        able = replace(solver, request=request, machine=machine)
         arrangements = sorted(space_of(request, machine).arrangements, key=lambda item: least_bytes(item, request))
         for arrangement in arrangements[:MOST_TRIED]:
             if any(node.level != "unfit" for node in able.first(arrangement)):

@@ -13,7 +13,7 @@ from typing import Any
 from shardwright.core.findings.errors import InputError
 from shardwright.files.replaced import replace_text
 from shardwright.search.searching import Memory
-from shardwright.search.solving import Node, Solver
+from shardwright.search.solving import Node
 from shardwright.search.space.arrangements import Arrangement
 from shardwright.search.space.forms import form_named, layout_of
 from shardwright.search.space.settings import Setting
@@ -23,30 +23,36 @@ EVERY_S = 30.0
 
 
 class SearchFile:
-    """A JSON file: ``search`` is a digest of what is searched, ``priced`` its nodes, ``result`` what the verb prints with --json."""
+    """A JSON file: ``search`` is a digest of what is searched, ``priced`` its nodes by try, ``result`` what the verb prints with --json."""
 
-    def __init__(self, path: Path, digest: str, memory: Memory | None = None) -> None:
-        self.path, self.digest = path, digest
-        self.memory: Memory = {} if memory is None else memory
+    def __init__(self, path: Path, digest: str, tries: Mapping[str, Memory]) -> None:
+        self.path, self.digest, self._tries = path, digest, dict(tries)
         self._written_s = time.monotonic()
 
     @classmethod
-    def of(cls, path: Path, solver: Solver, version: str) -> SearchFile:
-        """The file at a path, with what an earlier search of the same has priced. Raises InputError for a file that is of anything else."""
-        digest = sha256(f"{version} {solver!r}".encode()).hexdigest()
+    def of(cls, path: Path, searched: str) -> SearchFile:
+        """The file at a path, with what an earlier search of the same has priced. ``searched``: says model, machine and options. Raises InputError
+        for a file of anything else."""
+        digest = sha256(searched.encode()).hexdigest()
         if not path.exists():
-            return cls(path, digest)
+            return cls(path, digest, {})
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            priced = content["priced"]
-            searched = content["search"]
-        except (ValueError, KeyError, TypeError):
+            tries, other = content["priced"], content["search"]
+            memories = {
+                name: {text: tuple(map(_node, rows)) for text, rows in nodes.items()} for name, nodes in tries.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
             raise InputError(f"--out {path}: it exists, and is no file of a search. Give another name.") from None
-        if searched != digest:
+        if other != digest:
             raise InputError(
                 f"--out {path}: it is of a search with another model, machine, options or version. Give another name, or delete it."
             )
-        return cls(path, digest, {text: tuple(map(_node, nodes)) for text, nodes in priced.items()})
+        return cls(path, digest, memories)
+
+    def memory_of(self, name: str) -> Memory:
+        """What one try of the search has priced, which grows."""
+        return self._tries.setdefault(name, {})
 
     def save(self) -> None:
         """Writes what is priced, if the last write is some seconds ago."""
@@ -54,7 +60,11 @@ class SearchFile:
             self.write()
 
     def write(self, result: Mapping[str, object] | None = None) -> None:
-        priced = {text: [_json(node) for node in nodes] for text, nodes in self.memory.items()}
+        """Raises InputError if it cannot be written."""
+        priced = {
+            name: {text: [_json(node) for node in nodes] for text, nodes in memory.items()}
+            for name, memory in self._tries.items()
+        }
         content = {"search": self.digest, **({} if result is None else {"result": result}), "priced": priced}
         replace_text(self.path, json.dumps(content) + "\n")
         self._written_s = time.monotonic()

@@ -68,21 +68,26 @@ class Search:
         *,
         keep: int,
         budget_s: float | None = None,
+        without_answer_s: float | None = None,
         processes: int = 1,
         memory: Memory | None = None,
         save: Callable[[], None] = lambda: None,
         report: Callable[[Progress], None] = lambda _: None,
     ) -> None:
-        """``memory``: what an earlier search of the same has priced; it grows. ``save``: called when it has grown. ``report``: called with the
+        """``without_answer_s``: the budget as long as nothing fits; None: the same. ``memory``: what an earlier search of the same has priced; it grows. ``save``: called when it has grown. ``report``: called with the
         progress."""
         self.solver, self.space, self.keep = solver, space, keep
         self.memory: Memory = {} if memory is None else memory
-        self._budget_s, self._processes, self._save, self._report = budget_s, processes, save, report
+        self._budget_s, self._without_answer_s = budget_s, without_answer_s
+        self._processes, self._save, self._report = processes, save, report
         self._heap: list[tuple[tuple[object, ...], Node]] = []
         self._ended: Counter[str] = Counter()
         self._answers: list[Node] = []
         self._best: Node | None = None
         self._nearest: Node | None = None
+        self._dived: set[str] = set()
+        self._refused: set[str] = set()
+        self._turn = 0
         self._began = time.monotonic()
 
     def run(self) -> Outcome:
@@ -124,23 +129,43 @@ class Search:
         return False
 
     def _dive(self, workers: Workers) -> None:
-        """Divides the first nodes down to choices, if one could be the fastest so far: a search that its budget ends early has an answer."""
-        able: list[Node] = []
-        while self._heap and len(able) < workers.number and self._heap[0][1].level != "choice":
-            if self._best is not None and self._heap[0][1].seconds >= self._best.seconds:
-                break
-            able.append(heapq.heappop(self._heap)[1])
-        while able := [node for node in able if node.level not in ENDS]:
-            below = []
-            for nodes in self._remembered(workers, "below", able):
-                ordered = sorted(nodes, key=lambda node: node.key)
-                self._push(ordered[1:])
-                below += ordered[:1]
-            self._push([node for node in below if node.level in ENDS])
-            able = below
+        """Divides some nodes down to choices, if they could be the fastest so far: a search that its budget ends early has an answer. Each time
+        those of other forms, of which the first by its bound; as long as nothing fits, the smallest too."""
+        by_form: dict[tuple[str, bool], Node] = {}
+        smallest: Node | None = None
+        for _, node in self._heap:
+            if node.level == "choice" or node.text in self._dived:
+                continue
+            if self._best is not None and node.seconds >= self._best.seconds:
+                continue
+            form = node.arrangement.form, node.ranks > 1
+            if form not in by_form or node.key < by_form[form].key:
+                by_form[form] = node
+            if node.bytes_per_device and (smallest is None or _size(node) < _size(smallest)):
+                smallest = node
+        forms = sorted(by_form)
+        able = [by_form[forms[(self._turn + place) % len(forms)]] for place in range(min(workers.number, len(forms)))]
+        self._turn += len(able)
+        if smallest is not None and self._best is None and smallest not in able:
+            able = [smallest, *able[1:]]
+        self._dived.update(node.text for node in able)
+        for divided in workers.map("dive", able):
+            for node, nodes in divided:
+                self._remember(node.text, nodes)
+
+    def _remember(self, text: str, nodes: tuple[Node, ...]) -> None:
+        self.memory[text] = nodes
+        able = [node for node in nodes if node.level == "choice" and node.text not in self._refused]
+        self._best = min(
+            [*able, *([] if self._best is None else [self._best])], key=lambda node: node.key, default=None
+        )
+        self._save()
 
     def _is_over(self) -> bool:
-        return self._budget_s is not None and time.monotonic() - self._began > self._budget_s
+        budget = self._budget_s
+        if self._best is None and self._without_answer_s is not None:
+            budget = self._without_answer_s
+        return budget is not None and time.monotonic() - self._began > budget
 
     def _is_certain(self) -> bool:
         """Whether what is left is slower than all that is kept."""
@@ -156,8 +181,6 @@ class Search:
                     self._nearest = node
                 continue
             heapq.heappush(self._heap, (node.key, node))
-            if node.level == "choice" and (self._best is None or node.key < self._best.key):
-                self._best = node
 
     def _step(self, workers: Workers) -> None:
         """Takes the first node if it is a choice, or divides some of the first."""
@@ -169,6 +192,7 @@ class Search:
             some.append(heapq.heappop(self._heap)[1])
         for nodes in self._remembered(workers, "below", some):
             self._push(nodes)
+        self._dive(workers)
         self._show(left=len(self._heap))
 
     def _take(self, node: Node, workers: Workers) -> None:
@@ -178,32 +202,41 @@ class Search:
         (codes,) = workers.map("errors", [node])
         if codes:
             self._ended.update(codes[:1])
-            if node is self._best:
-                self._best = None
+            self._refused.add(node.text)
+            if self._best is not None and node.text == self._best.text:
+                self._best = min(self._choices(), key=lambda choice: choice.key, default=None)
             return
         (fastest,) = workers.map("order", [node])
         self._answers.append(fastest)
 
     def _take_choices(self, workers: Workers) -> None:
         """Makes answers of the choices that there are, of which some that are left might be faster."""
-        while self._heap and len(self._answers) < self.keep:
-            node = heapq.heappop(self._heap)[1]
-            if node.level == "choice":
-                self._take(node, workers)
+        for node in sorted(self._choices(), key=lambda choice: choice.key):
+            if len(self._answers) == self.keep:
+                return
+            self._take(node, workers)
+
+    def _choices(self) -> list[Node]:
+        """All that were priced and not refused."""
+        every = (node for nodes in self.memory.values() for node in nodes if node.level == "choice")
+        return [node for node in every if node.text not in self._refused]
 
     def _remembered(self, workers: Workers, task: str, some: Sequence[Arrangement | Node]) -> list[tuple[Node, ...]]:
         """The nodes of some arrangements, or below some nodes."""
         texts = [item.text if isinstance(item, Node) else item.key for item in some]
         new = [item for item, text in zip(some, texts, strict=True) if text not in self.memory]
         for item, nodes in zip(new, workers.map(task, new), strict=True):
-            self.memory[item.text if isinstance(item, Node) else item.key] = nodes
-        if new:
-            self._save()
+            self._remember(item.text if isinstance(item, Node) else item.key, nodes)
         return [self.memory[text] for text in texts]
 
     def _show(self, left: int) -> None:
         least = self._heap[0][1].seconds if self._heap else None
         self._report(Progress(priced=self._priced, left=left, best=self._best, least_seconds=least))
+
+
+def _size(node: Node) -> tuple[object, ...]:
+    """Orders nodes by the least that they need."""
+    return (node.bytes_per_device, *node.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +283,9 @@ def _done(solver: Solver, task: str, item: object) -> object:
     if isinstance(item, Arrangement):
         return solver.first(item)
     assert isinstance(item, Node)
-    return {"below": solver.below, "errors": solver.errors, "order": solver.in_another_order}[task](item)
+    return {"below": solver.below, "dive": solver.dive, "errors": solver.errors, "order": solver.in_another_order}[
+        task
+    ](item)
 
 
 def processes_here() -> int:

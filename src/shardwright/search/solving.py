@@ -25,6 +25,7 @@ from shardwright.core.checks import drafts
 from shardwright.core.findings.codes import TOO_LARGE
 from shardwright.core.findings.effect import Price
 from shardwright.core.findings.errors import FindingsError, InputError
+from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.planning import resolve
 from shardwright.core.resolution.request import Request
@@ -44,6 +45,9 @@ from shardwright.search.space.settings import (
 
 NO_LIMIT = 1 << 62
 
+MOST_DIVIDED = 12
+"""Nodes that a dive divides at most before it is given up."""
+
 EQUAL = 0.01
 """Steps that differ by at most this share are equally fast: the clock is no finer. Of equal ones the smallest is the answer."""
 
@@ -52,7 +56,8 @@ Level = Literal["kept", "links", "stages", "microbatches", "choice", "unfit"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """``bytes_per_device``: of a choice, whose step fits; of what is ``unfit`` the least that any candidate of the arrangement needs."""
+    """``bytes_per_device``: of a choice, whose step fits; of what is ``unfit``, and of level ``kept``, the least
+    that any candidate of the arrangement needs."""
 
     arrangement: Arrangement
     setting: Setting
@@ -77,25 +82,37 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solver:
-    """The model, step and machine of a search, and what is free in it."""
+    """The model, step and machine of a search, and what is free in it. ``memory_share``: of a device's memory that answers may need; estimates
+    are no finer than the rest."""
 
     request: Request
     machine: Machine
     free: Free
+    memory_share: float = MEMORY_WARNING_SHARE.value
 
     def first(self, arrangement: Arrangement) -> tuple[Node, ...]:
         """The nodes that stand for all candidates of an arrangement: of level ``unfit`` where its smallest does not fit; none where it has no plan."""
-        nodes: list[Node] = []
+        nodes, held = list[Node](), 0
         for setting in settings_of(arrangement, self.request, self.free):
             node = Node(arrangement=arrangement, setting=setting, level="kept", seconds=0.0)
             if not nodes:
                 smallest = self._smallest(node)
                 if smallest is None or smallest.level == "unfit":
                     return () if smallest is None else (smallest,)
+                held = smallest.bytes_per_device
             seconds = self._least_seconds(node)
             if seconds is not None:
-                nodes.append(replace(node, seconds=seconds))
+                nodes.append(replace(node, seconds=seconds, bytes_per_device=held))
         return tuple(nodes)
+
+    def dive(self, node: Node) -> tuple[tuple[Node, tuple[Node, ...]], ...]:
+        """Nodes, from this one down, each with those below it: the first of each is divided until there is a choice, or ``MOST_DIVIDED`` are."""
+        divided: list[tuple[Node, tuple[Node, ...]]] = []
+        left = [node]
+        while left and len(divided) < MOST_DIVIDED and left[-1].level != "choice":
+            divided.append((left[-1], self.below(left.pop())))
+            left += sorted(divided[-1][1], key=lambda item: item.key, reverse=True)
+        return tuple(divided)
 
     def below(self, node: Node) -> tuple[Node, ...]:
         """The nodes of which one has all candidates of this one that fit; none where none fits."""
@@ -149,7 +166,7 @@ class Solver:
 
     @property
     def limit_bytes(self) -> int:
-        return NO_LIMIT if self.request.chip is None else self.request.chip.usable_bytes
+        return NO_LIMIT if self.request.chip is None else int(self.memory_share * self.request.chip.usable_bytes)
 
     def _smallest(self, node: Node) -> Node | None:
         """The candidate of an arrangement that needs the least memory, ``unfit`` if it does not fit; None if there is no plan."""
@@ -172,7 +189,7 @@ class Solver:
 
     def _fitting_settings(self, node: Node) -> Iterator[tuple[int, Setting]]:
         """Of each policy, and without stages of each number of chunks of the loss, the setting with the fewest microbatches that fits, and the
-        bytes of a device. Of stages, with the most microbatches."""
+        bytes of a device."""
         numbers = microbatches_of(node.arrangement, self.request, self.free)
         fits_in_fewest: set[str] = set()
         for policy in self.free.policies_for(node.ranks, self.request.engine):
@@ -180,27 +197,39 @@ class Solver:
                 continue
             able = numbers
             for chunks in (node.setting.loss_chunks,) if node.ranks > 1 else self.free.loss_chunks:
-                setting = replace(node.setting, remat=policy.text, loss_chunks=chunks)
-                least = self._held_bytes(node, replace(setting, microbatches=numbers[-1], once=False, schedule=None))
-                if least is None or least > self.limit_bytes:
+                fewest = self._fewest(node, replace(node.setting, remat=policy.text, loss_chunks=chunks), able)
+                if fewest is None:
                     continue
-                if node.ranks > 1:
-                    yield least, setting
-                    continue
-                fewest, held = next(self._fewest(node, setting, able), (numbers[-1], least))
-                yield held, replace(setting, microbatches=fewest)
+                held, setting = fewest
+                yield held, setting
                 # With more chunks only fewer microbatches can be faster.
-                able = tuple(number for number in able if number < fewest)
+                able = tuple(number for number in able if number < setting.microbatches)
                 if not able:
                     fits_in_fewest.add(policy.text)
                     break
 
-    def _fewest(self, node: Node, setting: Setting, numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """The numbers of microbatches with which a setting fits, the fewest first, and the bytes of a device."""
-        for number in numbers:
-            held = self._held_bytes(node, replace(setting, microbatches=number))
-            if held is not None and held <= self.limit_bytes:
-                yield number, held
+    def _fewest(self, node: Node, setting: Setting, numbers: Sequence[int]) -> tuple[int, Setting] | None:
+        """The setting with the fewest microbatches with which it fits, and the bytes of a device: more never need more memory. None if it does
+        not with the most. Of stages by the engine's own schedule, which needs the least."""
+
+        def held_with(number: int) -> int:
+            schedule = {"once": False, "schedule": None} if node.ranks > 1 else {}
+            held = self._held_bytes(node, replace(setting, microbatches=number, **schedule))
+            return NO_LIMIT + 1 if held is None else held
+
+        last = len(numbers) - 1
+        held = held_with(numbers[last])
+        if held > self.limit_bytes:
+            return None
+        first = 0
+        while first < last:
+            middle = (first + last) // 2
+            smaller = held_with(numbers[middle])
+            if smaller <= self.limit_bytes:
+                last, held = middle, smaller
+            else:
+                first = middle + 1
+        return held, replace(setting, microbatches=numbers[last])
 
     def _held_bytes(self, node: Node, setting: Setting) -> int | None:
         try:

@@ -17,6 +17,7 @@ from shardwright.cli.typed.request import typed_request
 from shardwright.cli.typed.values import moves
 from shardwright.cli.typed.verbs import SearchVerb
 from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
 from shardwright.core.layout.layout import ATTENTION_MOVES
 from shardwright.core.recipes.presets import PRESETS
 from shardwright.core.recipes.recipe import Recipe
@@ -73,24 +74,28 @@ def run_search(verb: SearchVerb) -> int:
         return run_like(verb)
     _check(verb)
     presets = [load_layout(name) for name in preset_names()]
-    file = verb.out
+    file = (
+        None
+        if verb.out is None
+        else SearchFile.of(verb.out, f"{version('shardwright')} {replace(verb, budget=0.0, keep=0, out=None)!r}")
+    )
     # This loads rich, which no other part of the verb needs.
     from shardwright.report.search_progress import search_progress
 
     with search_progress(verb.budget) as report:
-        searched = _searched(verb, report)
-    folder = None if file is None else file.with_suffix("")
+        searched = _searched(verb, file, report)
+    folder = None if verb.out is None else verb.out.with_suffix("")
     answers = answered(searched.solver, searched.outcome.answers)
     rows = rows_of(answers, verb.model, searched.options, presets, folder)
     value = _json(searched, rows)
     if file is not None and folder is not None:
-        _write(file, folder, searched, rows, value)
+        _write(file, folder, rows, value)
     if verb.plan.json:
         write_json(value)
     else:
         from shardwright.report.search_view import search_view
 
-        write_view(search_view(value, file), sys.stdout)
+        write_view(search_view(value, verb.out), sys.stdout)
     return 0 if rows else 1
 
 
@@ -107,22 +112,36 @@ def _check(verb: SearchVerb) -> None:
         )
 
 
-def _searched(verb: SearchVerb, report: Callable[[Progress], None]) -> Searched:
-    """Searches with the dtypes that were typed or are the default, and with narrower ones where nothing fits."""
+def _searched(verb: SearchVerb, file: SearchFile | None, report: Callable[[Progress], None]) -> Searched:
+    """Searches with the dtypes that were typed or are the default and a reserve of memory. Where nothing fits, with narrower dtypes, and at last
+    without the reserve; each in half of the time that is left as long as others follow."""
     began, searched = monotonic(), None
-    for state in STATES:
-        if any(getattr(verb.plan, name) is not None for name in state):
-            continue
-        searched = _with_state(verb, state, began, report)
-        if searched.outcome.answers or searched.outcome.least_seconds is not None:
-            return searched
+    states = [state for state in STATES if all(getattr(verb.plan, name) is None for name in state)]
+    tries = [(state, share) for share in (MEMORY_WARNING_SHARE.value, 1.0) for state in states]
+    for number, (state, share) in enumerate(tries):
+        left = max(0.0, verb.budget - (monotonic() - began))
+        budget = left if number == len(tries) - 1 else left / 2
+        searched = _with_state(verb, file, state, share, (left, budget), report)
+        if searched.outcome.answers:
+            break
     assert searched is not None
-    return replace(searched, larger=smallest_that_fits(searched.solver))
+    nothing = not searched.outcome.answers and searched.outcome.least_seconds is None
+    return replace(
+        searched,
+        seconds=monotonic() - began,
+        larger=smallest_that_fits(searched.solver) if nothing else None,
+    )
 
 
 def _with_state(
-    verb: SearchVerb, state: Mapping[str, str], began: float, report: Callable[[Progress], None]
+    verb: SearchVerb,
+    file: SearchFile | None,
+    state: Mapping[str, str],
+    memory_share: float,
+    budgets: tuple[float, float],
+    report: Callable[[Progress], None],
 ) -> Searched:
+    """``budgets``: seconds, and those after which it ends if nothing that fits has been priced."""
     options = replace(verb.plan, **state)
     precision = options.precision
     typed = typed_request(
@@ -138,16 +157,18 @@ def _with_state(
         request, chosen["--batch"] = replace(request, batch=rows), str(rows)
     if options.length is None:
         chosen["--length"] = str(request.length)
-    solver = Solver(request=request, machine=machine, free=_free(options, request, machine))
+    free = _free(options, request, machine)
+    solver = Solver(request=request, machine=machine, free=free, memory_share=memory_share)
     space = space_of(request, machine)
-    file = None if verb.out is None else SearchFile.of(verb.out, solver, version("shardwright"))
+    name = " ".join([f"{memory_share:g}", *state.values()])
     search = Search(
         solver,
         space,
         keep=verb.keep,
-        budget_s=max(0.0, verb.budget - (monotonic() - began)),
+        budget_s=budgets[0],
+        without_answer_s=budgets[1],
         processes=processes_here(),
-        memory={} if file is None else file.memory,
+        memory={} if file is None else file.memory_of(name),
         save=(lambda: None) if file is None else file.save,
         report=report,
     )
@@ -163,7 +184,7 @@ def _with_state(
         solver=solver,
         layouts=len(space.arrangements) + sum(space.ended.values()),
         outcome=outcome,
-        seconds=monotonic() - began,
+        seconds=0.0,
     )
 
 
@@ -194,10 +215,9 @@ def _precisions(name: str | None, request: Request) -> Mapping[str, Recipe | Non
     return {"": None} | {preset: load_recipe(preset) for preset in PRESETS}
 
 
-def _write(file: Path, folder: Path, searched: Searched, rows: Sequence[Row], value: Mapping[str, object]) -> None:
+def _write(file: SearchFile, folder: Path, rows: Sequence[Row], value: Mapping[str, object]) -> None:
     """The result to the file, and the layouts that are no presets to the folder."""
-    saved = SearchFile.of(file, searched.solver, version("shardwright"))
-    saved.write(value)
+    file.write(value)
     files = {row.name: row.file for row in rows if row.file is not None}
     if files:
         folder.mkdir(exist_ok=True)
@@ -215,6 +235,7 @@ def _json(searched: Searched, rows: Sequence[Row]) -> dict[str, object]:
         "length": request.length,
         "engine": request.engine,
         "chosen": dict(searched.chosen),
+        "memory_share": searched.solver.memory_share,
         "layouts": searched.layouts,
         "priced": outcome.priced,
         "seconds": searched.seconds,
