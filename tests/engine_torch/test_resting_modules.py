@@ -145,18 +145,6 @@ def test_a_recipe_may_say_that_weights_rest_as_codes() -> None:
     assert Linear(32, 32, recipe=replace(preset("mxfp8"), rest_quantized=True)).primary_weights == "codes"
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_a_compiled_module_has_the_gradients_of_codes() -> None:
-    ours, other = resting("mxfp8"), resting("mxfp8")
-    x = torch.randn(4, 128)
-    for module in (torch.compile(ours, backend="eager"), other):
-        module(x).square().sum().backward()
-    for (name, parameter), needed in zip(ours.named_parameters(), other.parameters(), strict=True):
-        assert parameter.grad is not None, name
-        assert needed.grad is not None
-        assert torch.equal(parameter.grad, needed.grad), name
-
-
 def test_a_copy_has_weights_of_its_own() -> None:
     ours, x = resting("nvfp4"), torch.randn(4, 128)
     other, before = copy.deepcopy(ours), ours(x)

@@ -279,6 +279,18 @@ def is_traced() -> bool:
     return torch.compiler.is_compiling() and COMPILES_WHOLE
 
 
+def is_tracing() -> bool:
+    """Whether ``torch.compile`` looks at the tensors of a program that it traces: it is no part of the program that asks."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+def untraceable(func: Any) -> Exception:
+    """The exception upon which ``torch.compile`` leaves an operation untraced, and runs it on real tensors."""
+    from torch._subclasses.fake_tensor import UnsupportedOperatorException
+
+    return UnsupportedOperatorException(func)
+
+
 COMPILES_WHOLE = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
 """Whether this version compiles a module with a recipe without leaving any of it untraced."""
 

@@ -13,9 +13,9 @@ from shardwright.core.recipes.formula import Quantized
 from shardwright.core.recipes.recipe import Dim, Operand
 from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
-from shardwright.engine_torch.io.private import no_view
+from shardwright.engine_torch.io.private import COMPILES_WHOLE, no_view
 from shardwright.engine_torch.layers.product import weight_product
-from shardwright.engine_torch.modules.codes.coded_weight import CodedWeight, require_copies
+from shardwright.engine_torch.modules.codes.coded_weight import CodedWeight, coded, require_copies
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights, require_primary, weight_options
 from shardwright.engine_torch.modules.codes.state import RestingState, require_float32
 from shardwright.engine_torch.modules.parallel import ParallelModule
@@ -91,8 +91,8 @@ class ProductModule(ParallelModule):
         """Local tokens times the local weight ``name``, as the recipe has it. ``sorted_tokens``: those of one of several layers, of
         which each rank has as many as there are."""
         require_recipe(self.recipe, self.label)
-        if self.primary_weights is not None and torch.compiler.is_compiling():
-            # A compiler takes a weight that rests as codes for no tensor, and would leave out its gradient.
+        if self.primary_weights is not None and torch.compiler.is_compiling() and not COMPILES_WHOLE:
+            # As all that has a recipe before that version.
             untraced: Callable[..., torch.Tensor] = torch.compiler.disable(_multiplied)  # pyright: ignore[reportAssignmentType]
             return untraced(self, x, name, mode, sorted_tokens=sorted_tokens)
         weight = self.weight_in_use(name, x.dtype)
@@ -110,7 +110,8 @@ class ProductModule(ParallelModule):
                 self.peers,
                 tp_tokens=self.sequence_parallel and mode is None,
             )
-        operand = weight.coded() if isinstance(weight, CodedWeight) else weight
+        held = self.resting.held(name) if isinstance(weight, CodedWeight) else None
+        operand = weight if held is None else coded(weight, held)
         y = weight_product(x, operand, low=with_kernels(low, x))
         return y if self.recipe is None else no_view(y)
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -22,12 +24,16 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.formats import E2M1
 from shardwright.core.recipes.formula import Quantized, dequantize
 from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Product, Quantizer, Recipe
-from shardwright.engine_torch.io.private import changes_of, elements_of
+from shardwright.engine_torch.io.private import changes_of, elements_of, is_tracing, untraceable
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.coded import Coded
 
 Arrays = Sequence[torch.Tensor]
 """Codes, scales, and the scale of the tensor where there is one; outputs are dim 0 of the first two."""
+TRACED = "A weight in torch.compile"
+"""The label of what a compiler has in place of a weight."""
+MOST_ARRAYS = 6
+"""Of two copies, each with a second scale."""
 DIM_OF: Mapping[Dim, int] = {"outputs": 0, "inputs": 1}
 """The dims of a weight."""
 
@@ -165,22 +171,25 @@ class CodedWeight(torch.Tensor):
         formats = ", ".join(copy.quantizer.dtype for copy in held.copies)
         return f"CodedWeight({tuple(self.shape)}, {formats}, {'with' if held.main is not None else 'no'} main weight)"
 
-    def untyped_storage(self) -> torch.UntypedStorage:
-        """That of its codes."""
-        return self.held.arrays[0][0].untyped_storage()
+    def __tensor_flatten__(self) -> tuple[list[str], Any]:
+        """What ``torch.compile`` takes it for. A main weight is no part of it: what is compiled writes to none."""
+        nums = [len(of_copy) for of_copy in self.held.arrays]
+        names = [f"array_{number}" for number in range(sum(nums))]
+        return names, (self.held.copies, nums, self.dtype, self.in_use)
 
-    def coded(self) -> Coded:
-        """It as the products of its module multiply it, with itself as what has the gradient."""
-        copies, arrays = self.held.copies, self.held.arrays
-        outputs, inputs = self.shape
-        second = copies[-1].quantizer
-        return Coded(
-            carrier=self,
-            first=copies[0].quantized(arrays[0]),
-            second=(lambda: copies[1].quantized(arrays[1])) if len(copies) > 1 else None,
-            quantizers=(copies[0].quantizer, second),
-            sizes=(outputs, inputs),
-        )
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: Mapping[str, torch.Tensor], context: Any, outer_size: Sequence[int], outer_stride: Sequence[int]
+    ) -> CodedWeight:
+        del outer_stride
+        copies, nums, dtype, in_use = context
+        arrays = iter(inner.values())
+        held = Held(TRACED, copies, [list(islice(arrays, num)) for num in nums], None)
+        return coded_weight(held, outer_size, held.arrays[0][0].device, dtype=dtype, in_use=in_use)
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """That of its codes, by which ``fully_shard`` sees that it is another tensor. A compiler has codes as tensors of their own."""
+        return super().untyped_storage() if is_tracing() else self.held.arrays[0][0].untyped_storage()
 
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
@@ -237,6 +246,28 @@ class CodedWeight(torch.Tensor):
         return result
 
 
+def _array(weight: CodedWeight, number: int) -> torch.Tensor:
+    return [array for of_copy in weight.held.arrays for array in of_copy][number]
+
+
+for _number in range(MOST_ARRAYS):
+    # Not by ``__getattr__``, which a compiler does not trace.
+    setattr(CodedWeight, f"array_{_number}", property(partial(_array, number=_number)))
+
+
+def coded(weight: torch.Tensor, held: Held) -> Coded:
+    """A weight in use as the products of its module multiply it. ``weight``: what has the gradient; ``held``: what it consists of."""
+    outputs, inputs = weight.shape
+    copies, arrays = held.copies, held.arrays
+    return Coded(
+        carrier=weight,
+        first=copies[0].quantized(arrays[0]),
+        second=(lambda: copies[1].quantized(arrays[1])) if len(copies) > 1 else None,
+        quantizers=(copies[0].quantizer, copies[-1].quantizer),
+        sizes=(outputs, inputs),
+    )
+
+
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
     """A contiguous array's memory; a single number in one row."""
     return (array if array.dim() else array.view(1)).view(torch.uint8)
@@ -246,6 +277,8 @@ def _main_of(func: Any) -> Callable[[Any], Any]:
     def main_of(value: Any) -> Any:
         if not isinstance(value, CodedWeight):
             return value
+        if value.held.label == TRACED:
+            raise untraceable(func)
         if value.held.main is None or value.in_use:
             raise InputError(
                 f"{value.held.label} rests as codes, and only its module may read it: {func} needs elements. An optimizer needs "

@@ -64,7 +64,7 @@ class RestingState(nn.Module):
     def held(self, name: str) -> Held | None:
         """What a weight consists of that is codes now, at rest or gathered; None: one that is shared with a module in high precision.
 
-        Its codes are those of its main weight. Raises InputError for a weight of the owner's own that is in high precision still.
+        Its codes are those of its main weight. Raises InputError for a weight of the owner's own that is in high precision still, and for codes of another recipe.
         """
         parameter = self._parameter(name)
         held = held_of(parameter)
@@ -73,9 +73,25 @@ class RestingState(nn.Module):
                 f"{self.label}: '{name}' is to rest as codes, and is in high precision still. Call reset_parameters(defer_init=False) after "
                 f"fully_shard; then load."
             )
-        if held is not None and held.stale:
+        if held is None:
+            return None
+        if held.copies != self.copies:
+            raise InputError(
+                f"{self.label}: '{name}' rests as codes of another recipe, by which {held.label} is multiplied. Give all modules that share "
+                f"a weight one recipe, or leave out primary_weights."
+            )
+        if torch.compiler.is_compiling():
+            return self._of_main(name, held) if held.written else held
+        if held.stale:
             self.quantize_changed()
         return held
+
+    def _of_main(self, name: str, held: Held) -> Held:
+        """Codes of the main weight, where a compiler traces that it has changed: they serve this pass, and those at rest stay as they are."""
+        assert held.main is not None
+        now = Held(held.label, held.copies, (), None)
+        quantize_together([self._to_quantize(name, now, held.main)])
+        return now
 
     @property
     def is_wanted(self) -> bool:
@@ -118,8 +134,10 @@ class RestingState(nn.Module):
 
     @torch.no_grad()
     def return_to_values(self) -> None:
-        """Have the weights in high precision again, to be given other values."""
+        """Have the weights that are the owner's own in high precision again, to be given other values."""
         for name, parameter, held in self.weights():
+            if not self._owner[0].owns(name):
+                continue
             values = torch.empty(self.shape(name), device=parameter.device) if held.main is None else held.main
             replace_elements(parameter, values)
 
