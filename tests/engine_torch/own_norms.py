@@ -15,7 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
 from shardwright.engine_torch import clip_grad_norm_, get_total_norm
-from shardwright.engine_torch.modules import GroupedLinear, LayerNormMLP
+from shardwright.engine_torch.modules import GroupedLinear, LayerNormMLP, keep_main_weights, quantized_model_init
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,30 +111,35 @@ def _gradient(weight: torch.Tensor) -> torch.Tensor:
 
 
 class _Mixed(nn.Module):
-    """Modules on (data, model) and on (data) beside PyTorch's own on (data)."""
+    """Modules on (data, model) and on (data) beside PyTorch's own on (data). ``recipe``: of weights that rest as its codes."""
 
-    def __init__(self, model: DeviceMesh | None) -> None:
+    def __init__(self, model: DeviceMesh | None, recipe: str | None) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(16)
-        self.mlp = LayerNormMLP(
-            16, 32, normalization="RMSNorm", activation="swiglu", set_parallel_mode=True, tp_mesh=model
-        )
-        self.experts = GroupedLinear(2, 16, 16)
+        with quantized_model_init(recipe=recipe):
+            self.mlp = LayerNormMLP(
+                16, 32, normalization="RMSNorm", activation="swiglu", set_parallel_mode=True, tp_mesh=model
+            )
+            self.experts = GroupedLinear(2, 16, 16)
         self.head = nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.experts(self.mlp(self.norm(x)), [3, len(x) - 3]))
 
 
-def mixed() -> tuple[float, float]:
-    """The norm of a model on four ranks before and after it is clipped."""
+def mixed(recipe: str | None = None) -> tuple[float, float, int]:
+    """The norm of a model on four ranks before and after it is clipped, and how many of its weights rest as codes."""
     mesh = None
     if dist.get_world_size() > 1:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
     torch.manual_seed(0)
-    model = _Mixed(None if mesh is None else mesh["model"])
+    model = _Mixed(None if mesh is None else mesh["model"], recipe)
     if mesh is not None:
         fully_shard(model, mesh=mesh["data"])
+    model.mlp.reset_parameters()
+    model.experts.reset_parameters()
+    keep_main_weights(model)
     model(torch.arange(8 * 16).view(8, 16).sin()).square().mean().backward()
     norm = clip_grad_norm_(model.parameters(), 0.01)
-    return float(norm), float(get_total_norm([_gradient(weight) for weight in model.parameters()]))
+    after = get_total_norm([_gradient(weight) for weight in model.parameters()])
+    return float(norm), float(after), sum(name.endswith("_codes") for name in model.state_dict())

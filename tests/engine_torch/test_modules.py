@@ -212,7 +212,7 @@ REFUSED: Mapping[str, str] = {
     "no mesh": "Linear: tp_mesh is a str; it must be a DeviceMesh of one dim, as mesh['tp'].",
     "dim": "Linear: tp 2 shards dim 0 of 'weight' (9, 8), and does not divide 9. Take 8 or 10, or other tp ranks.",
     "block": "Linear: out_features=384 over tp 2 is 192 for each rank, and 'fp8-block' has blocks of 128 along it, which a shard "
-    "must not divide. Take a multiple of 256, fewer tp ranks, or a recipe without such blocks, as fp8-row.",
+    "must not divide. Take 256 or 512, fewer tp ranks, or a recipe without such blocks, as fp8-row.",
     "size": "Linear has tp_size=4, and tp_mesh has 2 ranks. Give the mesh of 4 ranks, or tp_size=2.",
     "sharded before": "Linear: 'weight' is a DTensor on the mesh fsdp 2 already. Call set_device_mesh before fully_shard, which "
     "reads the placement on tp.",

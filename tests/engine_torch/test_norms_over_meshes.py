@@ -21,7 +21,11 @@ def test_every_element_counts_once(eight: Ranks, seed: int) -> None:
         assert norms.reductions <= 5
 
 
-def test_modules_beside_pytorchs_own_are_clipped_as_in_one_process(four: Ranks, one: Ranks) -> None:
-    (norm, after), (needed, _) = one_answer(four.run(mixed)), one_answer(one.run(mixed))
-    assert abs(norm / needed - 1) < 1e-5
+@pytest.mark.parametrize(("recipe", "num_codes"), [(None, 0), ("fp8-row", 10), ("fp8-current", 5)])
+def test_modules_beside_pytorchs_own_are_clipped_as_in_one_process(
+    four: Ranks, one: Ranks, recipe: str | None, num_codes: int
+) -> None:
+    (norm, after, codes), (needed, *_) = one_answer(four.run(mixed, recipe)), one_answer(one.run(mixed, recipe))
+    assert codes == num_codes
+    assert abs(norm / needed - 1) < (1e-5 if recipe is None else 1e-3)
     assert abs(after / 0.01 - 1) < 1e-3

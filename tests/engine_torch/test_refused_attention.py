@@ -22,7 +22,7 @@ REFUSED: Mapping[str, str] = {
         "MultiheadAttention 'self_attention': hidden_size=100 is no multiple of num_attention_heads=13. Take 91 or "
         "104, or give kv_channels."
     ),
-    "groups": ("DotProductAttention: num_attention_heads=6 is no multiple of num_gqa_groups=4."),
+    "groups": ("DotProductAttention: num_attention_heads=6 is no multiple of num_gqa_groups=4. Take 4 or 8 heads."),
     "dropout": (
         "TransformerLayer: hidden_dropout is 0.1 and attention_dropout is 0.1, and these modules have no dropout, "
         "which Transformer Engine's layers have by default. Give hidden_dropout=0.0 and attention_dropout=0.0."

@@ -21,7 +21,7 @@ from shardwright.engine_torch.modules.attention.rotary import apply_rotary_pos_e
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
 from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
-from shardwright.engine_torch.modules.parts.arguments import refuse, require_positive
+from shardwright.engine_torch.modules.parts.arguments import multiples_near, refuse, require_positive
 from shardwright.engine_torch.modules.parts.initial import InitMethod
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, mesh_of
 from shardwright.engine_torch.modules.projections import Projections
@@ -334,12 +334,9 @@ def require_parallel(label: str, *, set_parallel_mode: bool, sequence_parallel: 
 def _channels(label: str, hidden_size: int, num_heads: int) -> int:
     require_positive(label, "num_attention_heads", num_heads)
     if hidden_size % num_heads:
-        sizes = [
-            size for size in (hidden_size // num_heads * num_heads, (hidden_size // num_heads + 1) * num_heads) if size
-        ]
         raise InputError(
             f"{label}: hidden_size={hidden_size} is no multiple of num_attention_heads={num_heads}. Take "
-            f"{' or '.join(map(str, sizes))}, or give kv_channels."
+            f"{multiples_near(hidden_size, num_heads)}, or give kv_channels."
         )
     return hidden_size // num_heads
 

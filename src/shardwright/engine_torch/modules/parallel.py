@@ -21,6 +21,7 @@ from shardwright.core.recipes.shown import recipe_text
 from shardwright.engine_torch.io.layer_io import ALONE
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.modules.parts.arguments import (
+    multiples_near,
     refuse,
     require_positive,
     require_sizes,
@@ -325,8 +326,13 @@ class ParallelModule(nn.Module):
                 size = one.shape[one.tp_dim]
                 raise InputError(
                     f"{self.label}: tp {num} shards dim {one.tp_dim} of '{one.name}' {one.shape}, and does not divide {size}. Take "
-                    f"{size // num * num} or {(size // num + 1) * num}, or other tp ranks.{self.advice_on_sizes(size)}"
+                    f"{multiples_near(size, num * self.unit_of(one.name))}, or other tp ranks.{self.advice_on_sizes(size)}"
                 )
+
+    def unit_of(self, name: str) -> int:
+        """The elements of the dim of a parameter that tp shards, of which each rank has a multiple."""
+        del name
+        return 1
 
     def advice_on_sizes(self, size: int) -> str:
         """What else helps where tp does not divide a size; empty, or a sentence after a space."""

@@ -23,7 +23,13 @@ from shardwright.engine_torch.modules.parts.arguments import require_floats
 from shardwright.engine_torch.modules.parts.autocasting import recipe_inside, require_recipe
 from shardwright.engine_torch.modules.parts.delayed import DelayedAmaxes
 from shardwright.engine_torch.modules.parts.initial import Parameter
-from shardwright.engine_torch.modules.parts.precision import low_precision, require_units, with_kernels
+from shardwright.engine_torch.modules.parts.precision import (
+    low_precision,
+    require_units,
+    sharded_dims,
+    unit_of,
+    with_kernels,
+)
 from shardwright.engine_torch.modules.parts.random_bits import (
     THIS,
     RandomBits,
@@ -225,6 +231,10 @@ class ProductModule(ParallelModule):
         for name, (mode, names) in self.linear_dims().items():
             outputs, inputs = self.specs[name].shape
             require_units(self.recipe, mode, {"inputs": inputs, "outputs": outputs}, names, num, self.label)
+
+    def unit_of(self, name: str) -> int:
+        mode = self.linear_dims()[name][0] if name in self.linear_dims() else None
+        return 1 if self.recipe is None else max((unit_of(self.recipe, dim) for dim in sharded_dims(mode)), default=1)
 
     def _make_state(self) -> None:
         self.delayed = self.random = None

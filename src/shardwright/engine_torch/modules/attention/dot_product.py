@@ -26,7 +26,7 @@ from shardwright.engine_torch.modules.attention.context import (
 )
 from shardwright.engine_torch.modules.attention.masks import ALL, CAUSAL, Mask, MaskType, Window, mask_of
 from shardwright.engine_torch.modules.attention.tokens import Sequences, attention_mask_of
-from shardwright.engine_torch.modules.parts.arguments import refuse, require_local, require_positive
+from shardwright.engine_torch.modules.parts.arguments import multiples_near, refuse, require_local, require_positive
 from shardwright.engine_torch.modules.parts.tensor_parallel import mesh_of, require_one_dim
 
 Format = Literal["sbhd", "bshd", "thd"]
@@ -296,15 +296,13 @@ class DotProductAttention(nn.Module):
             ("num_gqa_groups", self.num_gqa_groups),
         ):
             if heads % num:
-                sizes = [size for size in (heads // num * num, (heads // num + 1) * num) if size]
                 raise InputError(
-                    f"{self.label}: {argument}={heads}, and {of} does not divide it. Take {' or '.join(map(str, sizes))}, or "
-                    f"other ranks."
+                    f"{self.label}: {argument}={heads}, and {of} does not divide it. Take {multiples_near(heads, num)}, or other ranks."
                 )
         if self.num_attention_heads % self.num_gqa_groups:
             raise InputError(
                 f"{self.label}: num_attention_heads={self.num_attention_heads} is no multiple of "
-                f"num_gqa_groups={self.num_gqa_groups}."
+                f"num_gqa_groups={self.num_gqa_groups}. Take {multiples_near(self.num_attention_heads, self.num_gqa_groups)} heads."
             )
 
 

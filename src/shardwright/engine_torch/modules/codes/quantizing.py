@@ -20,6 +20,7 @@ from shardwright.core.recipes.formula import amax_of
 from shardwright.core.recipes.recipe import Product, Recipe
 from shardwright.engine_torch.io.private import elements_of
 from shardwright.engine_torch.modules.codes.coded_weight import DIM_OF, CodedWeight, Copy, Held, as_bytes
+from shardwright.engine_torch.modules.parts.arguments import multiples_near
 from shardwright.engine_torch.modules.parts.tensor_parallel import peers_in, ranks_of
 from shardwright.engine_torch.precision.arrays import ARRAYS
 from shardwright.engine_torch.precision.delayed import Kept, factor_from, reduce_together
@@ -160,11 +161,9 @@ def require_blocks(
         unit = max(max(copy.extent(dim) or 1, copy.elements(dim)) for copy in copies)
         size = parameter.shape[axis]
         if num > 1 and size % (num * unit):
-            least = num * unit
-            near = [multiple for multiple in (size // least * least, (size // least + 1) * least) if multiple]
             raise InputError(
                 f"{label} {tuple(parameter.shape)}: {num} ranks shard dim {axis}, which is {size}, and '{recipe.name}' has blocks of {unit} "
-                f"along it, which no shard may divide where weights rest as codes. Take {' or '.join(map(str, near))}, fewer ranks, or "
+                f"along it, which no shard may divide where weights rest as codes. Take {multiples_near(size, num * unit)}, fewer ranks, or "
                 f"leave out primary_weights."
             )
 

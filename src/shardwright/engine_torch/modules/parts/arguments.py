@@ -76,6 +76,16 @@ def require_positive(label: str, name: str, number: object) -> int:
     return number
 
 
+def multiples_near(size: int, unit: int) -> str:
+    """The sizes that would do where a unit must divide one.
+
+    >>> multiples_near(13, 2)
+    '12 or 14'
+    """
+    below = size // unit * unit
+    return " or ".join(str(multiple) for multiple in (below, below + unit) if multiple)
+
+
 def require_sizes(parameter: Parameter, label: str) -> None:
     """Raises InputError for a parameter with a size that no tensor has."""
     for dim, size in enumerate(parameter.shape):

@@ -26,6 +26,7 @@ from shardwright.core.recipes.presets import PRESETS, preset
 from shardwright.core.recipes.recipe import DIMS, ENTIRE, PER_TENSOR, Dim, Operand, Product, Quantizer, Recipe
 from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision, Site
 from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.modules.parts.arguments import multiples_near
 from shardwright.engine_torch.modules.parts.recipe_objects import RECIPES, recipe_named
 from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, peers_in
 from shardwright.engine_torch.precision.kernels import product_device
@@ -164,21 +165,28 @@ def with_kernels(low: LowPrecision | None, x: torch.Tensor) -> LowPrecision | No
     return replace(low, kernels={product: one.name for product, one in chosen.items()})
 
 
+def unit_of(recipe: Recipe, dim: Dim) -> int:
+    """The elements of a dim that no shard may divide."""
+    return max(
+        (
+            quantizer.block.extents(product, operand)[dim] or 1
+            for (product, operand), quantizer in recipe.quantizers.items()
+            if dim in DIMS[operand]
+        ),
+        default=1,
+    )
+
+
 def require_units(
     recipe: Recipe, mode: Mode | None, sizes: Mapping[Dim, int], names: Mapping[Dim, str], num: int, what: str
 ) -> None:
     """Raises InputError if a shard of one of ``num`` tp ranks ends inside a block. ``sizes``: of the dims, on all ranks."""
     for dim in sharded_dims(mode):
-        units = {
-            quantizer.block.extents(product, operand)[dim] or 1
-            for (product, operand), quantizer in recipe.quantizers.items()
-            if dim in DIMS[operand]
-        }
-        unit = max(units, default=1)
+        unit = unit_of(recipe, dim)
         each = sizes[dim] // num
         if num > 1 and each % unit:
             raise InputError(
                 f"{what}: {names[dim]}={sizes[dim]} over tp {num} is {each} for each rank, and '{recipe.name}' has blocks of "
-                f"{unit} along it, which a shard must not divide. Take a multiple of {unit * num}, fewer tp ranks, or a recipe "
+                f"{unit} along it, which a shard must not divide. Take {multiples_near(sizes[dim], unit * num)}, fewer tp ranks, or a recipe "
                 f"without such blocks, as fp8-row."
             )
