@@ -80,6 +80,7 @@ def drawn_layer(seed: int, *, context: int = 1, tp: int = 1, kinds: Sequence[str
         "parallel_attention_mlp": shape == "parallel",
         "output_layernorm": shape == "output norm",
         "layer_type": "decoder" if shape == "decoder" else "encoder",
+        "apply_residual_connection_post_layernorm": shape != "parallel" and draw.random() < 0.3,
     }
     return LayerCase(
         attention=attention,
@@ -154,15 +155,24 @@ def plain(case: LayerCase, weights: Weights, own: Heads, encoder: Heads | None) 
     attended = _attention(case, case.attention, _under(weights, "self_attention."), own, own)
     if options["parallel_attention_mlp"]:
         return [x + y + _mlp(case, weights, x) for x, y in zip(own, attended, strict=True)]
-    hidden = [x + y for x, y in zip(own, attended, strict=True)]
+    norm = "" if options["output_layernorm"] else "self_attention.layernorm_qkv."
+    hidden = [_residual(case, weights, norm, x) + y for x, y in zip(own, attended, strict=True)]
     if case.cross is not None:
         assert encoder is not None
         attended = _attention(case, case.cross, _under(weights, "inter_attention."), hidden, encoder)
-        hidden = [x + y for x, y in zip(hidden, attended, strict=True)]
-    hidden = [x + _mlp(case, weights, x) for x in hidden]
+        norm = "inter_attention.layernorm_query."
+        hidden = [_residual(case, weights, norm, x) + y for x, y in zip(hidden, attended, strict=True)]
+    hidden = [_residual(case, weights, "layernorm_mlp.", x) + _mlp(case, weights, x) for x in hidden]
     if options["output_layernorm"]:
         hidden = [_norm(case, _under(weights, "layernorm."), x) for x in hidden]
     return hidden
+
+
+def _residual(case: LayerCase, weights: Weights, module: str, x: torch.Tensor) -> torch.Tensor:
+    """What a module's output is added to: what it has, or what its norm gives; the empty name has no norm."""
+    if not module or not case.options["apply_residual_connection_post_layernorm"]:
+        return x
+    return _norm(case, _under(weights, f"{module}layer_norm_"), x)
 
 
 def _under(weights: Weights, prefix: str) -> Weights:

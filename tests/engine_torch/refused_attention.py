@@ -45,7 +45,9 @@ ALONE: Mapping[str, Callable[[], object]] = {
     "causal window": lambda: attention(attn_mask_type="no_mask", window_size=(-1, 0)),
     "diagonal": lambda: attention(bottom_right_diagonal=True),
     "softmax": lambda: attention(softmax_type="learnable"),
-    "residual": lambda: TransformerLayer(8, 16, 2, apply_residual_connection_post_layernorm=True, **NO_DROPOUT),
+    "residual": lambda: TransformerLayer(
+        8, 16, 2, apply_residual_connection_post_layernorm=True, parallel_attention_mlp=True, **NO_DROPOUT
+    ),
     "excluding": lambda: TransformerLayer(8, 16, 2, parallel_attention_mlp=True, output_layernorm=True, **NO_DROPOUT),
     "overlap": lambda: TransformerLayer(8, 16, 2, ub_tp_comm_overlap=True, **NO_DROPOUT),
     "encoder": lambda: TransformerLayer(8, 16, 2, layer_type="decoder", **NO_DROPOUT)(torch.ones(2, 1, 8)),

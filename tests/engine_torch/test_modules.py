@@ -193,6 +193,21 @@ def test_it_is_a_linear_layer_of_pytorch_up_to_the_recipe(recipe: str | None) ->
         assert not np.allclose(layer(x).detach().numpy(), oracle(x).detach().numpy(), rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [LayerNormLinear, LayerNormMLP])
+def test_what_the_norm_gives_is_returned_with_its_gradient(kind: Callable[..., nn.Module]) -> None:
+    torch.manual_seed(4)
+    ours = kind(16, 32, return_layernorm_output=True)
+    torch.manual_seed(4)
+    alone, x = kind(16, 32), torch.randn(8, 16, requires_grad=True)
+    y, normed = ours(x)
+    needed = functional.layer_norm(x, (16,), alone.layer_norm_weight, alone.layer_norm_bias)  # pyright: ignore[reportArgumentType]
+    assert torch.equal(y, alone(x))
+    torch.testing.assert_close(normed, needed)
+    cotangents = torch.randn_like(y), torch.randn_like(normed)
+    wanted = torch.autograd.grad((alone(x), needed), (x, alone.layer_norm_weight), cotangents)
+    torch.testing.assert_close(torch.autograd.grad((y, normed), (x, ours.layer_norm_weight), cotangents), wanted)
+
+
 def test_a_scaled_product_of_pytorch_is_the_same() -> None:
     torch.manual_seed(4)
     layer, x = Linear(32, 16, bias=False, recipe="fp8-current"), torch.randn(8, 32)

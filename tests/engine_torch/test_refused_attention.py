@@ -56,9 +56,7 @@ REFUSED: Mapping[str, str] = {
         "ordinary softmax is computed."
     ),
     "residual": (
-        "TransformerLayer: apply_residual_connection_post_layernorm=True is Transformer Engine's, and is not done "
-        "here. Make the layer of MultiheadAttention, which has return_layernorm_output, and of a norm, a LayerNormMLP"
-        " and sums."
+        "TransformerLayer: parallel_attention_mlp=True and apply_residual_connection_post_layernorm=True exclude each other. Leave one out."
     ),
     "excluding": (
         "TransformerLayer: parallel_attention_mlp=True and output_layernorm=True exclude each other. Leave one out."

@@ -42,6 +42,7 @@ class LayerNormLinear(ProductModule):
         bias: bool = True,
         parallel_mode: Mode | None = None,
         normalization: Normalization = "LayerNorm",
+        return_layernorm_output: bool = False,
         zero_centered_gamma: bool = False,
         init_method: InitMethod | None = None,
         **options: Any,
@@ -55,7 +56,7 @@ class LayerNormLinear(ProductModule):
         self.in_features, self.out_features, self.use_bias, self.eps = in_features, out_features, bias, eps
         self.parallel_mode: Mode | None = parallel_mode
         self.normalization: Normalization = normalization
-        self.zero_centered_gamma = zero_centered_gamma
+        self.zero_centered_gamma, self.return_layernorm_output = zero_centered_gamma, return_layernorm_output
         parameters = norm_parameters(NORM, in_features, normalization, zero_centered=zero_centered_gamma)
         parameters += linear_parameters("", in_features, out_features, parallel_mode, init_method, bias=bias)
         super().__init__(parameters, **options)
@@ -66,11 +67,13 @@ class LayerNormLinear(ProductModule):
         is_first_microbatch: bool | None = None,
         fp8_output: bool = False,
         fp8_grad: bool = False,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """The output; with ``return_layernorm_output``, and what the norm gives, of the tokens of this rank."""
         del is_first_microbatch
         refuse(self.label, {"fp8_output": fp8_output, "fp8_grad": fp8_grad})
         x = normalized(self, inp, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
-        return self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
+        y = self.product(x, ("weight", "bias" if self.use_bias else None), self.parallel_mode)
+        return (y, x) if self.return_layernorm_output else y
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         return {"weight": (self.parallel_mode, DIM_NAMES)}
@@ -101,6 +104,7 @@ class LayerNormMLP(ProductModule):
         normalization: Normalization = "LayerNorm",
         activation: str = "gelu",
         activation_params: Mapping[str, float] | None = None,
+        return_layernorm_output: bool = False,
         zero_centered_gamma: bool = False,
         set_parallel_mode: bool = False,
         init_method: InitMethod | None = None,
@@ -111,6 +115,7 @@ class LayerNormMLP(ProductModule):
         self.hidden_size, self.ffn_hidden_size, self.use_bias, self.eps = hidden_size, ffn_hidden_size, bias, eps
         self.normalization: Normalization = normalization
         self.zero_centered_gamma, self.activation = zero_centered_gamma, activation
+        self.return_layernorm_output = return_layernorm_output
         self.modes: tuple[Mode | None, Mode | None] = ("column", "row") if set_parallel_mode else (None, None)
         into, out = self.modes
         parameters = norm_parameters(NORM, hidden_size, normalization, zero_centered=zero_centered_gamma)
@@ -124,13 +129,17 @@ class LayerNormMLP(ProductModule):
         """What the names of the first layers' parameters begin with; that of the gate last."""
         return ("fc1_", "fc1_gate_") if self.activate.gated else ("fc1_",)
 
-    def forward(self, inp: torch.Tensor, is_first_microbatch: bool | None = None) -> torch.Tensor:
+    def forward(
+        self, inp: torch.Tensor, is_first_microbatch: bool | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        """As ``LayerNormLinear.forward``."""
         del is_first_microbatch
-        x = normalized(self, inp, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
+        normed = normalized(self, inp, NORM, self.normalization, self.eps, zero_centered=self.zero_centered_gamma)
         into, out = self.modes
-        x = self.entered(x, "fc1_weight", into)
+        x = self.entered(normed, "fc1_weight", into)
         hidden = [self.product_of_entered(x, self._names(prefix), into) for prefix in self.inner()]
-        return self.product(self.activate(*reversed(hidden)), self._names("fc2_"), out)
+        y = self.product(self.activate(*reversed(hidden)), self._names("fc2_"), out)
+        return (y, normed) if self.return_layernorm_output else y
 
     def linear_dims(self) -> Mapping[str, tuple[Mode | None, Mapping[Dim, str]]]:
         into, out = self.modes

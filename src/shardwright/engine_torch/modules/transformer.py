@@ -25,7 +25,8 @@ class TransformerLayer(nn.Module):
     """``x + attention(x)``, then ``x + mlp(x)``, each after a norm of its own; a ``decoder`` also attends to ``encoder_output`` between them.
 
     ``parallel_attention_mlp``: ``x + attention(x) + mlp(x)``. ``output_layernorm``: a norm of the output instead of the one before
-    attention. ``set_parallel_mode``: tp shards heads and hidden units; otherwise all is replicated.
+    attention. ``apply_residual_connection_post_layernorm``: each output is added to what its norm gives in place of ``x``, where it has one.
+    ``set_parallel_mode``: tp shards heads and hidden units; otherwise all is replicated.
 
     >>> TransformerLayer(8, 16, 2, hidden_dropout=0.0, attention_dropout=0.0)(torch.ones(3, 1, 8)).shape
     torch.Size([3, 1, 8])
@@ -104,7 +105,6 @@ class TransformerLayer(nn.Module):
             {
                 "get_rng_state_tracker": get_rng_state_tracker,
                 "fuse_wgrad_accumulation": fuse_wgrad_accumulation,
-                "apply_residual_connection_post_layernorm": apply_residual_connection_post_layernorm,
                 "drop_path_rate": drop_path_rate,
                 "ub_tp_comm_overlap": ub_tp_comm_overlap,
                 "softmax_type": softmax_type,
@@ -114,8 +114,13 @@ class TransformerLayer(nn.Module):
         require_parallel(label, set_parallel_mode=set_parallel_mode, sequence_parallel=sequence_parallel)
         if layer_type not in ("encoder", "decoder"):
             raise InputError(f"{label}: layer_type is {layer_type!r}; it must be 'encoder' or 'decoder'.")
-        if parallel_attention_mlp and (layer_type == "decoder" or output_layernorm):
-            other = "layer_type='decoder'" if layer_type == "decoder" else "output_layernorm=True"
+        others = {
+            "layer_type='decoder'": layer_type == "decoder",
+            "output_layernorm=True": output_layernorm,
+            "apply_residual_connection_post_layernorm=True": apply_residual_connection_post_layernorm,
+        }
+        other = next((name for name, is_on in others.items() if is_on), None)
+        if parallel_attention_mlp and other is not None:
             raise InputError(f"{label}: parallel_attention_mlp=True and {other} exclude each other. Leave one out.")
         mask_of(enc_dec_attn_mask_type, enc_dec_window_size, enc_dec_bottom_right_diagonal, f"{label}: enc_dec")
         self.layer_type, self.parallel_attention_mlp, self.tp_size = layer_type, parallel_attention_mlp, tp_size
@@ -133,6 +138,7 @@ class TransformerLayer(nn.Module):
             "zero_centered_gamma": zero_centered_gamma,
             "init_method": init_method,
             "output_layer_init_method": output_layer_init_method,
+            "return_layernorm_output": apply_residual_connection_post_layernorm,
             "amax_group": amax_group,
             "recipe": recipe,
             "primary_weights": primary_weights,
@@ -291,9 +297,9 @@ class TransformerLayer(nn.Module):
         )
         if self.parallel_attention_mlp:
             return hidden_states + attended + self.layernorm_mlp(hidden_states)
-        hidden_states = hidden_states + attended
+        hidden_states = _added(hidden_states, attended)
         if self.layer_type == "decoder":
-            hidden_states = hidden_states + self.inter_attention(
+            attended = self.inter_attention(
                 hidden_states,
                 enc_dec_attn_mask,
                 encoder_output,
@@ -308,5 +314,11 @@ class TransformerLayer(nn.Module):
                 max_seqlen_kv=max_seqlen_kv,
                 **common,
             )
-        hidden_states = hidden_states + self.layernorm_mlp(hidden_states)
+            hidden_states = _added(hidden_states, attended)
+        hidden_states = _added(hidden_states, self.layernorm_mlp(hidden_states))
         return self.layernorm(hidden_states) if hasattr(self, "layernorm") else hidden_states
+
+
+def _added(residual: torch.Tensor, output: torch.Tensor | tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The sum of a part's output and its input, or of what its norm gives, where it returns that too."""
+    return residual + output if isinstance(output, torch.Tensor) else output[1] + output[0]

@@ -22,8 +22,10 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
     "rng_tracker_name": (None, "Leave it out: initial values are a function of seed and element on any mesh"),
     "return_bias": (False, "Give bias=False, and add a bias of your own"),
     "parameters_split": (None, "Make a Linear for each part, so that tensor parallelism shards each by itself"),
-    "return_layernorm_output": (False, "Make an RMSNorm or LayerNorm and a Linear, and use the norm's output"),
-    "return_layernorm_output_gathered": (False, "Make an RMSNorm or LayerNorm and a Linear, and use the norm's output"),
+    "return_layernorm_output_gathered": (
+        False,
+        "Give return_layernorm_output, and gather it: each rank has its shard of the tokens",
+    ),
     "save_original_input": (False, "Leave it out: the input is saved as it is"),
     "symmetric_ar_type": (None, _OVERLAP),
     "ub_name": (None, _OVERLAP),
@@ -42,10 +44,6 @@ UNUSED: Mapping[str, tuple[Any, str]] = {
     "use_grouped_tensor": (None, "Leave it out: each of num_gemms has a weight of its own"),
     "ub_tp_comm_overlap": (False, _OVERLAP),
     "drop_path_rate": (0.0, "No path is dropped here"),
-    "apply_residual_connection_post_layernorm": (
-        False,
-        "Make the layer of MultiheadAttention, which has return_layernorm_output, and of a norm, a LayerNormMLP and sums",
-    ),
     "seq_length": (None, "Leave it out: any number of tokens is accepted"),
     "micro_batch_size": (None, "Leave it out: any number of tokens is accepted"),
     "checkpoint": (False, "Use torch.utils.checkpoint"),
