@@ -6,7 +6,6 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
@@ -19,18 +18,19 @@ from shardwright.engine_torch.modules.attention.dot_product import (
 from shardwright.engine_torch.modules.attention.masks import MaskType, Window
 from shardwright.engine_torch.modules.attention.rotary import apply_rotary_pos_emb
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
+from shardwright.engine_torch.modules.composed import ComposedModule, named
 from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
 from shardwright.engine_torch.modules.parts.arguments import multiples_near, refuse, require_positive
 from shardwright.engine_torch.modules.parts.initial import InitMethod
-from shardwright.engine_torch.modules.parts.tensor_parallel import Mode, mesh_of
+from shardwright.engine_torch.modules.parts.tensor_parallel import Mode
 from shardwright.engine_torch.modules.projections import Projections
 
 Rotary = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """Angles of queries and keys, of both or of each."""
 
 
-class MultiheadAttention(nn.Module):
+class MultiheadAttention(ComposedModule):
     """Queries, keys and values of the input, or of ``encoder_output``, attention, and the output's projection.
 
     The weights of queries, keys and values are apart whatever ``fuse_qkv_params`` says, so that tp shards each by its heads; with
@@ -96,8 +96,14 @@ class MultiheadAttention(nn.Module):
     ) -> None:
         # Nothing here depends on them: any number of tokens is accepted.
         del layer_number, seq_length, micro_batch_size
-        super().__init__()
-        self.label = label = "MultiheadAttention" + (f" '{name}'" if name else "")
+        super().__init__(
+            name,
+            set_parallel_mode=set_parallel_mode,
+            sequence_parallel=sequence_parallel,
+            tp_size=tp_size,
+            device=device,
+        )
+        label = self.label
         refuse(
             label,
             {
@@ -113,7 +119,6 @@ class MultiheadAttention(nn.Module):
             },
         )
         require_no_dropout(label, attention_dropout=attention_dropout)
-        require_parallel(label, set_parallel_mode=set_parallel_mode, sequence_parallel=sequence_parallel)
         if attention_type not in ("self", "cross"):
             raise InputError(f"{label}: attention_type is {attention_type!r}; it must be 'self' or 'cross'.")
         if qk_norm_type not in (None, "L2Normalization", "RMSNorm", "LayerNorm"):
@@ -126,12 +131,8 @@ class MultiheadAttention(nn.Module):
         self.input_layernorm, self.return_layernorm_output = input_layernorm, return_layernorm_output
         self.attention_type, self.qkv_format = attention_type, qkv_format
         self.rotary_pos_interleaved = rotary_pos_interleaved
-        self.set_parallel_mode, self.tp_size = set_parallel_mode, tp_size
         self.qk_norm_type, self.qk_norm_eps = qk_norm_type, qk_norm_eps
         self.qk_norm_before_rope = qk_norm_before_rope
-        self.device = torch.get_default_device() if device is None else torch.device(device)
-        if tp_group is not None and tp_mesh is None:
-            tp_mesh = mesh_of(tp_group, tp_size, self.device, label)
         self.core_attention = DotProductAttention(
             num_attention_heads,
             self.kv_channels,
@@ -179,43 +180,7 @@ class MultiheadAttention(nn.Module):
             name=named(name, "proj"),
             **products,
         )
-        if tp_mesh is not None or weight_mesh is not None:
-            self.set_device_mesh(tp_mesh, weight_mesh)
-
-    def set_device_mesh(
-        self,
-        tp_mesh: DeviceMesh | None = None,
-        weight_mesh: DeviceMesh | None = None,
-        *,
-        amax_group: dist.ProcessGroup | None = None,
-    ) -> None:
-        """As ``ParallelModule.set_device_mesh``, of all parts."""
-        for child in self.children():
-            if child is not self.core_attention:
-                child.set_device_mesh(tp_mesh, weight_mesh, amax_group=amax_group)  # pyright: ignore[reportCallIssue]
-        if self.set_parallel_mode:
-            self.core_attention.set_device_mesh(tp_mesh)
-        self.tp_size = self.proj.tp_size
-
-    def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
-        """As ``set_device_mesh``, of a group; a program with ``fully_shard`` needs a mesh."""
-        if tp_group is not None:
-            self.set_device_mesh(mesh_of(tp_group, self.tp_size, self.device, self.label))
-
-    def set_context_parallel_group(
-        self,
-        cp_group: dist.ProcessGroup | list[dist.ProcessGroup] | None,
-        cp_global_ranks: list[int] | None = None,
-        cp_stream: object = None,
-        cp_comm_type: str = "p2p",
-    ) -> None:
-        """As ``DotProductAttention.set_context_parallel_group``; positions of ``rotary_pos_emb`` follow."""
-        self.core_attention.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
-
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """As ``ParallelModule.reset_parameters``, of all parts."""
-        for child in self.children():
-            child.reset_parameters(defer_init)  # pyright: ignore[reportCallIssue]
+        self.place(tp_group, tp_mesh, weight_mesh)
 
     def forward(
         self,
@@ -323,14 +288,6 @@ class MultiheadAttention(nn.Module):
         )
 
 
-def require_parallel(label: str, *, set_parallel_mode: bool, sequence_parallel: bool) -> None:
-    """Raises InputError for sequence parallelism whose tokens no layer would gather."""
-    if sequence_parallel and not set_parallel_mode:
-        raise InputError(
-            f"{label}: sequence_parallel=True needs set_parallel_mode=True: the column-parallel layers gather the tokens that attention needs."
-        )
-
-
 def _channels(label: str, hidden_size: int, num_heads: int) -> int:
     require_positive(label, "num_attention_heads", num_heads)
     if hidden_size % num_heads:
@@ -339,8 +296,3 @@ def _channels(label: str, hidden_size: int, num_heads: int) -> int:
             f"{multiples_near(hidden_size, num_heads)}, or give kv_channels."
         )
     return hidden_size // num_heads
-
-
-def named(name: str | None, child: str) -> str:
-    """The name of a part."""
-    return child if name is None else f"{name}.{child}"

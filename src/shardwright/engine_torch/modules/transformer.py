@@ -6,22 +6,21 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.modules.attention.dot_product import Format, require_no_dropout
 from shardwright.engine_torch.modules.attention.masks import MaskType, Window, mask_of
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
-from shardwright.engine_torch.modules.multihead import MultiheadAttention, Rotary, named, require_parallel
+from shardwright.engine_torch.modules.composed import ComposedModule, named
+from shardwright.engine_torch.modules.multihead import MultiheadAttention, Rotary
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormMLP
 from shardwright.engine_torch.modules.parts.arguments import refuse
 from shardwright.engine_torch.modules.parts.initial import InitMethod
-from shardwright.engine_torch.modules.parts.tensor_parallel import mesh_of
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(ComposedModule):
     """``x + attention(x)``, then ``x + mlp(x)``, each after a norm of its own; a ``decoder`` also attends to ``encoder_output`` between them.
 
     ``parallel_attention_mlp``: ``x + attention(x) + mlp(x)``. ``output_layernorm``: a norm of the output instead of the one before
@@ -98,8 +97,14 @@ class TransformerLayer(nn.Module):
         del ub_overlap_ag, ub_overlap_rs, ub_overlap_rs_dgrad, ub_bulk_dgrad, ub_bulk_wgrad
         # Nothing here depends on them: any number of tokens is accepted.
         del layer_number, seq_length, micro_batch_size
-        super().__init__()
-        self.label = label = "TransformerLayer" + (f" '{name}'" if name else "")
+        super().__init__(
+            name,
+            set_parallel_mode=set_parallel_mode,
+            sequence_parallel=sequence_parallel,
+            tp_size=tp_size,
+            device=device,
+        )
+        label = self.label
         refuse(
             label,
             {
@@ -111,7 +116,6 @@ class TransformerLayer(nn.Module):
             },
         )
         require_no_dropout(label, hidden_dropout=hidden_dropout, attention_dropout=attention_dropout)
-        require_parallel(label, set_parallel_mode=set_parallel_mode, sequence_parallel=sequence_parallel)
         if layer_type not in ("encoder", "decoder"):
             raise InputError(f"{label}: layer_type is {layer_type!r}; it must be 'encoder' or 'decoder'.")
         others = {
@@ -123,10 +127,7 @@ class TransformerLayer(nn.Module):
         if parallel_attention_mlp and other is not None:
             raise InputError(f"{label}: parallel_attention_mlp=True and {other} exclude each other. Leave one out.")
         mask_of(enc_dec_attn_mask_type, enc_dec_window_size, enc_dec_bottom_right_diagonal, f"{label}: enc_dec")
-        self.layer_type, self.parallel_attention_mlp, self.tp_size = layer_type, parallel_attention_mlp, tp_size
-        self.device = torch.get_default_device() if device is None else torch.device(device)
-        if tp_group is not None and tp_mesh is None:
-            tp_mesh = mesh_of(tp_group, tp_size, self.device, label)
+        self.layer_type, self.parallel_attention_mlp = layer_type, parallel_attention_mlp
         common: dict[str, Any] = {
             "tp_size": tp_size,
             "sequence_parallel": sequence_parallel,
@@ -201,42 +202,7 @@ class TransformerLayer(nn.Module):
                 device=device,
                 name=named(name, "layernorm"),
             )
-        if tp_mesh is not None or weight_mesh is not None:
-            self.set_device_mesh(tp_mesh, weight_mesh)
-
-    def set_device_mesh(
-        self,
-        tp_mesh: DeviceMesh | None = None,
-        weight_mesh: DeviceMesh | None = None,
-        *,
-        amax_group: dist.ProcessGroup | None = None,
-    ) -> None:
-        """As ``ParallelModule.set_device_mesh``, of all parts."""
-        for child in self.children():
-            child.set_device_mesh(tp_mesh, weight_mesh, amax_group=amax_group)  # pyright: ignore[reportCallIssue]
-        self.tp_size = self.layernorm_mlp.tp_size
-
-    def set_tensor_parallel_group(self, tp_group: dist.ProcessGroup | None) -> None:
-        """As ``set_device_mesh``, of a group; a program with ``fully_shard`` needs a mesh."""
-        if tp_group is not None:
-            self.set_device_mesh(mesh_of(tp_group, self.tp_size, self.device, self.label))
-
-    def set_context_parallel_group(
-        self,
-        cp_group: dist.ProcessGroup | list[dist.ProcessGroup] | None,
-        cp_global_ranks: list[int] | None = None,
-        cp_stream: object = None,
-        cp_comm_type: str = "p2p",
-    ) -> None:
-        """As ``DotProductAttention.set_context_parallel_group``; encoder and decoder have their tokens sharded alike."""
-        for child in self.children():
-            if isinstance(child, MultiheadAttention):
-                child.set_context_parallel_group(cp_group, cp_global_ranks, cp_stream, cp_comm_type)
-
-    def reset_parameters(self, defer_init: bool = False) -> None:
-        """As ``ParallelModule.reset_parameters``, of all parts."""
-        for child in self.children():
-            child.reset_parameters(defer_init)  # pyright: ignore[reportCallIssue]
+        self.place(tp_group, tp_mesh, weight_mesh)
 
     def forward(
         self,
