@@ -281,7 +281,9 @@ def is_traced() -> bool:
 
 def is_tracing() -> bool:
     """Whether ``torch.compile`` looks at the tensors of a program that it traces: it is no part of the program that asks."""
-    return torch._guards.TracingContext.try_get() is not None
+    from torch._guards import TracingContext
+
+    return TracingContext.try_get() is not None
 
 
 def untraceable(func: Any) -> Exception:

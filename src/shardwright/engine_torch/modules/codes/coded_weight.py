@@ -239,6 +239,12 @@ class CodedWeight(torch.Tensor):
         del types
         if func in OPERATIONS:
             return OPERATIONS[func](*args, **(kwargs or {}))
+        # In inference mode operations come that consist of others.
+        if (
+            torch.is_inference_mode_enabled()
+            and (result := func.decompose(*args, **(kwargs or {}))) is not NotImplemented
+        ):
+            return result
         written = _written(func, args, kwargs or {})
         result = func(*tree_map(_main_of(func), tuple(args)), **tree_map(_main_of(func), dict(kwargs or {})))
         for weight in written:

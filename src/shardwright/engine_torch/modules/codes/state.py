@@ -77,8 +77,8 @@ class RestingState(nn.Module):
             return None
         if held.copies != self.copies:
             raise InputError(
-                f"{self.label}: '{name}' rests as codes of another recipe, by which {held.label} is multiplied. Give all modules that share "
-                f"a weight one recipe, or leave out primary_weights."
+                f"{self.label}: '{name}' is shared, and rests as codes of another recipe than its own. Give all modules that share a weight one "
+                f"recipe, or leave out primary_weights."
             )
         if torch.compiler.is_compiling():
             return self._of_main(name, held) if held.written else held
