@@ -69,8 +69,26 @@ def test_steps_have_the_bits_of_the_module_as_it_is(module: str, recipe: str) ->
     assert not differing(*found)
 
 
-def linear(recipe: str = "mxfp8") -> Linear:
-    module = Linear(IN, IN, recipe=recipe, primary_weights="codes")
+@pytest.mark.parametrize("recipe", [name if name == "mxfp8" else rest(name) for name in RESTING])
+def test_pytorchs_compiler_for_cpus_takes_codes_and_scales(recipe: str) -> None:
+    """Its default, which makes programs of what the other tests only trace; scales of E8M0 are no numbers to it."""
+    module, x = (
+        linear(WITH_OPTIONS.get(recipe, recipe), bias=False),
+        tokens_of(32, IN),
+    )  # It sums a bias in another order.
+    found = []
+    for run in (torch.compile(module, fullgraph=True), module):
+        module.zero_grad()
+        leaf = x.clone().requires_grad_()
+        y = run(leaf)
+        y.square().sum().backward()
+        found.append([y.detach(), *(tensor.grad for tensor in (leaf, *module.parameters()) if tensor.grad is not None)])
+    assert len(found[0]) == 3
+    assert not differing(*found)
+
+
+def linear(recipe: object = "mxfp8", **options: Any) -> Linear:
+    module = Linear(IN, IN, recipe=recipe, primary_weights="codes", **options)
     module.reset_parameters()
     return module
 

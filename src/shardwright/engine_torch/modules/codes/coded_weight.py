@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.core.findings.errors import InputError
-from shardwright.core.recipes.formats import E2M1
+from shardwright.core.recipes.formats import E2M1, E8M0
 from shardwright.core.recipes.formula import Quantized, dequantize
 from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Product, Quantizer, Recipe
 from shardwright.engine_torch.io.private import changes_of, elements_of, is_tracing, untraceable
@@ -68,12 +68,15 @@ class Copy:
 
     def at_rest(self, quantized: Quantized) -> Arrays:
         codes, scales, of_tensor = quantized
+        # PyTorch's compiler for CPUs and its collectives have no scales of E8M0, which are bytes.
+        scales = scales.view(torch.uint8) if self.quantizer.scale.dtype == E8M0 else scales
         arrays = [self.operand(codes).contiguous(), self.operand(scales).contiguous()]
         return arrays if of_tensor is None else [*arrays, of_tensor]
 
     def quantized(self, arrays: Arrays) -> Quantized:
         """The inverse of ``at_rest``."""
         codes, scales, *of_tensor = arrays
+        scales = ARRAYS.as_codes(scales, E8M0) if self.quantizer.scale.dtype == E8M0 else scales
         return Quantized(self.operand(codes), self.operand(scales), *(of_tensor or [None]))
 
     def values(self, arrays: Arrays, shape: Sequence[int]) -> torch.Tensor:

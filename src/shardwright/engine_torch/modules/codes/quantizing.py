@@ -186,7 +186,6 @@ def array_names(name: str, copies: Sequence[Copy]) -> Iterator[tuple[str, int, i
 
 def as_placed(array: torch.Tensor, parameter: torch.Tensor, copy: Copy | None, number: int) -> torch.Tensor:
     """An array of a weight, on the weight's mesh, with its memory. ``copy``: None where it is the main weight."""
-    array = array.view(torch.uint8) if array.dtype == torch.float8_e8m0fnu else array
     if not isinstance(parameter, DTensor):
         return array.detach()
     divided = {
