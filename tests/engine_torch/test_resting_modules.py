@@ -146,6 +146,32 @@ def test_a_recipe_may_say_that_weights_rest_as_codes() -> None:
     assert Linear(32, 32, recipe=replace(preset("mxfp8"), rest_quantized=True)).primary_weights == "codes"
 
 
+@pytest.mark.parametrize(
+    ("name", "tensor", "needed"),
+    [
+        (
+            "resting.weight_codes",
+            torch.ones(64, 64),
+            r"\(64, 64\) in torch.float32, and must be \(64, 64\) in torch.float8_e4m3fn",
+        ),
+        (
+            "resting.weight_scales",
+            torch.ones(64, 3, dtype=torch.uint8),
+            r"\(64, 3\) in torch.uint8, and must be \(64, 2\)",
+        ),
+        ("weight", torch.ones(64, 32), r"\(64, 32\) in torch.float32, and must be \(64, 64\)"),
+    ],
+)
+def test_arrays_that_are_no_codes_of_a_weight_are_not_loaded(name: str, tensor: torch.Tensor, needed: str) -> None:
+    module = Linear(64, 64, recipe="mxfp8", primary_weights="codes")
+    module.reset_parameters()
+    keep_main_weights(module)
+    before = bits(module)
+    with pytest.raises(RuntimeError, match=needed):
+        module.load_state_dict({**module.state_dict(), name: tensor})
+    assert bits(module) == before
+
+
 @pytest.mark.parametrize("recipe", ["mxfp8", "fp8-delayed"])
 def test_inference_mode_has_the_same_output(recipe: str) -> None:
     ours, x = resting(recipe), torch.randn(4, 128)

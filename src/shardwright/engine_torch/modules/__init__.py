@@ -8,7 +8,6 @@ normed.py           LayerNormLinear and LayerNormMLP
 grouped.py          GroupedLinear
 embedding.py        Embedding
 projections.py      queries, keys and values of one input
-composed.py         what modules have that are made of modules
 multihead.py        MultiheadAttention
 transformer.py      TransformerLayer
 scales.py           update_scales: the end of a step, for recipes with delayed amaxes

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
 from shardwright.engine_torch.io.dtypes import computed
+from shardwright.engine_torch.modules.attention.composed import ComposedModule, named
 from shardwright.engine_torch.modules.attention.dot_product import (
     DotProductAttention,
     Format,
@@ -18,7 +19,6 @@ from shardwright.engine_torch.modules.attention.dot_product import (
 from shardwright.engine_torch.modules.attention.masks import MaskType, Window
 from shardwright.engine_torch.modules.attention.rotary import apply_rotary_pos_emb
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
-from shardwright.engine_torch.modules.composed import ComposedModule, named
 from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
 from shardwright.engine_torch.modules.parts.arguments import multiples_near, refuse, require_positive

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.modules.attention.composed import ComposedModule, named
 from shardwright.engine_torch.modules.attention.dot_product import Format, require_no_dropout
 from shardwright.engine_torch.modules.attention.masks import MaskType, Window, mask_of
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights
-from shardwright.engine_torch.modules.composed import ComposedModule, named
 from shardwright.engine_torch.modules.multihead import MultiheadAttention, Rotary
 from shardwright.engine_torch.modules.norm import LayerNorm, Normalization, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormMLP

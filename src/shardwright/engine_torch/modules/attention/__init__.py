@@ -5,5 +5,6 @@ tokens.py       where each token of a rank is in its text: in rows, packed, and 
 arguments.py    what a call gives: formats, lengths of sequences, masks
 context.py      attention over all tokens of a group of ranks: all-gather, ring, all-to-all
 dot_product.py  DotProductAttention
+composed.py     what MultiheadAttention and TransformerLayer have, which are made of it and of other modules
 rotary.py       RotaryPositionEmbedding, and queries and keys rotated by it
 """

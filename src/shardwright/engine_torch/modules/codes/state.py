@@ -197,6 +197,13 @@ class RestingState(nn.Module):
                 return [
                     f"'{weight}': neither it nor all of its codes are in the state, which lacks {', '.join(lacking)}."
                 ]
+            unlike = [
+                f"'{key}': it is {tuple(theirs.shape)} in {theirs.dtype}, and must be {tuple(array.shape)} in {array.dtype}."
+                for key, array in wanted.items()
+                if (theirs := state[key]).shape != array.shape or (key != weight and theirs.dtype != array.dtype)
+            ]
+            if unlike:
+                return unlike
             for key, array in wanted.items():
                 array.copy_(state[key])
             if instead.take is not None:
