@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
+from shardwright.core.findings.errors import InputError
+from shardwright.engine_torch.modules import Linear
 from tests.engine_torch.own_ties import changed_since, initial, refused, tied
 from tests.engine_torch.ranks import Ranks, one_answer
 
@@ -58,3 +61,24 @@ def test_tied_weights_have_values_in_any_order(
 ) -> None:
     losses = one_answer(four.first(num).run(tied, tp, ours, first))
     np.testing.assert_allclose(losses, alone[ours, first], rtol=2e-3)
+
+
+def test_layers_that_share_codes_have_them_in_any_order() -> None:
+    for first, second in ((0, 1), (1, 0)):
+        layers = [Linear(64, 64, bias=False, recipe="mxfp8", primary_weights="codes") for _ in range(2)]
+        layers[1].weight = layers[0].weight
+        for number in (first, second):
+            layers[number].reset_parameters()
+        x = torch.randn(4, 64)
+        assert torch.equal(layers[0](x), layers[1](x))
+
+
+def test_codes_of_another_recipe_are_refused() -> None:
+    ours, other = (Linear(64, 64, recipe=recipe, primary_weights="codes") for recipe in ("mxfp8", "fp8-row"))
+    other.weight = ours.weight
+    ours.reset_parameters()
+    with pytest.raises(
+        InputError,
+        match=r"'weight' is shared, and rests as codes of another recipe.*Give all modules that share a weight one recipe",
+    ):
+        other(torch.randn(4, 64))

@@ -18,7 +18,6 @@ import torch
 from torch import nn
 
 from shardwright.checkpoint import CheckpointError, DamagedError
-from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.presets import preset
 from shardwright.engine_torch import load, save
 from shardwright.engine_torch.modules import (
@@ -178,27 +177,6 @@ def test_inference_mode_has_the_same_output(recipe: str) -> None:
     with torch.inference_mode():
         output = ours(x)
     assert torch.equal(output, ours(x))
-
-
-def test_layers_that_share_codes_have_them_in_any_order() -> None:
-    for first, second in ((0, 1), (1, 0)):
-        layers = [Linear(64, 64, bias=False, recipe="mxfp8", primary_weights="codes") for _ in range(2)]
-        layers[1].weight = layers[0].weight
-        for number in (first, second):
-            layers[number].reset_parameters()
-        x = torch.randn(4, 64)
-        assert torch.equal(layers[0](x), layers[1](x))
-
-
-def test_codes_of_another_recipe_are_refused() -> None:
-    ours, other = (Linear(64, 64, recipe=recipe, primary_weights="codes") for recipe in ("mxfp8", "fp8-row"))
-    other.weight = ours.weight
-    ours.reset_parameters()
-    with pytest.raises(
-        InputError,
-        match=r"'weight' is shared, and rests as codes of another recipe.*Give all modules that share a weight one recipe",
-    ):
-        other(torch.randn(4, 64))
 
 
 def test_a_copy_has_weights_of_its_own() -> None:

@@ -103,6 +103,7 @@ REFUSING = {
     "engine_torch/modules/parts/recipe_objects.py": "a user's own program",
     "engine_torch/modules/parts/signatures.py": "a user's own program",
     "engine_torch/modules/attention/arguments.py": "a user's own program",
+    "engine_torch/modules/attention/composed.py": "a user's own program",
     "engine_torch/modules/attention/context.py": "a user's own program",
     "engine_torch/modules/attention/dot_product.py": "a user's own program",
     "engine_torch/modules/attention/masks.py": "a user's own program",
