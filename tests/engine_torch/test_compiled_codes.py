@@ -37,6 +37,14 @@ pytestmark = [
 ]
 
 IN, OUT = 64, 96
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> None:
+    """A compiler makes at most 8 programs of a function in a process, whose modules have one recipe."""
+    torch.compiler.reset()
+
+
 MODULES: Mapping[str, tuple[Callable[..., nn.Module], Mapping[str, Any]]] = {
     "linear": (partial(Linear, IN, OUT), {}),
     "norm and linear": (partial(LayerNormLinear, IN, OUT), {}),
