@@ -80,13 +80,11 @@ def test_steps_have_the_bits_of_the_module_as_it_is(module: str, recipe: str) ->
 @pytest.mark.parametrize("recipe", [name if name == "mxfp8" else rest(name) for name in RESTING])
 def test_pytorchs_compiler_for_cpus_takes_codes_and_scales(recipe: str) -> None:
     """Its default, which makes programs of what the other tests only trace; scales of E8M0 are no numbers to it."""
-    module, x = (
-        linear(WITH_OPTIONS.get(recipe, recipe), bias=False),
-        tokens_of(32, IN),
-    )  # It sums a bias in another order.
-    found = []
-    for run in (torch.compile(module, fullgraph=True), module):
-        module.zero_grad()
+    x, found = tokens_of(32, IN), []
+    for way in (partial(torch.compile, fullgraph=True), lambda module: module):
+        torch.manual_seed(5)
+        module = linear(WITH_OPTIONS.get(recipe, recipe), bias=False)  # The compiler sums a bias in another order.
+        run = way(module)
         leaf = x.clone().requires_grad_()
         y = run(leaf)
         y.square().sum().backward()
