@@ -75,6 +75,16 @@ class Mesh(HashedOnce):
         shape = self.shape
         return shape[axes] if isinstance(axes, str) else prod([shape[name] for name in axes])
 
+    @property
+    def outline(self) -> Mesh:
+        """The same axes, each of size 1 or 2: that of all meshes with these names of which the same axes are larger than one. What follows from
+        no more than this is derived once for all of them.
+
+        >>> print(Mesh.of(data=1, fsdp=32).outline)
+        data 1 x fsdp 2
+        """
+        return _outline(self.names, tuple([axis.size > 1 for axis in self.axes]))
+
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The given axes in mesh order."""
         wanted = set(axes)
@@ -148,3 +158,8 @@ class Mesh(HashedOnce):
 @lru_cache(maxsize=4096)
 def _sharding(mesh: Mesh, spec: Spec) -> Spec:
     return spec.without(axis.name for axis in mesh.axes if axis.size == 1)
+
+
+@lru_cache(maxsize=1024)
+def _outline(names: tuple[str, ...], larger: tuple[bool, ...]) -> Mesh:
+    return Mesh(tuple(Axis(name=name, size=1 + more) for name, more in zip(names, larger, strict=True)))

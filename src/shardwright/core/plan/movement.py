@@ -71,7 +71,7 @@ def reshard_steps(before: Spec, after: Spec, partial: Iterable[str], mesh: Mesh)
     >>> reshard_steps(parse("experts batch/fsdp groups/expert"), parse("experts/expert batch/fsdp groups"), [], mesh)
     (ReshardStep(kind='all-to-all', axes=('expert',), source='groups', target='experts', hops=None),)
     """
-    return tuple(hopped(step, mesh) for step in _steps(before, after, tuple(partial), mesh))
+    return tuple(hopped(step, mesh) for step in _steps(before, after, tuple(partial), mesh.outline))
 
 
 def hopped(step: ReshardStep, mesh: Mesh) -> ReshardStep:
@@ -79,11 +79,34 @@ def hopped(step: ReshardStep, mesh: Mesh) -> ReshardStep:
     return replace(step, hops=_hops(step.kind, step.axes, 0, mesh))
 
 
-@lru_cache(maxsize=4096)
-def _steps(before: Spec, after: Spec, partial: tuple[str, ...], mesh: Mesh) -> tuple[ReshardStep, ...]:
-    # All layers of a plan have the same steps, and so do the plans that its findings try as fixes.
+@lru_cache(maxsize=16384)
+def _steps(before: Spec, after: Spec, partial: tuple[str, ...], outline: Mesh) -> tuple[ReshardStep, ...]:
+    # All layers of a plan have the same steps, and so do those on a mesh with other sizes.
     assert set(before.logical_axes) == set(after.logical_axes), (str(before), str(after))
-    return tuple(_StepSearch(before, after, partial, mesh).found())
+    return tuple(_StepSearch(before, after, partial, outline).found())
+
+
+Held = tuple[tuple[str, tuple[str, ...]], ...]
+"""The axes that shard each dim."""
+
+
+@lru_cache(maxsize=16384)
+def _sent(
+    before: Spec, after: Spec, partial: tuple[str, ...], outline: Mesh
+) -> tuple[tuple[ReshardStep, Held, Held], ...]:
+    """The steps that send something, each with the axes of each dim before and after it."""
+    held = {dim.logical_axis: list(dim.axes) for dim in before.dims}
+    found: list[tuple[ReshardStep, Held, Held]] = []
+    for step in _steps(before, after, partial, outline):
+        earlier = _held(held)
+        _apply(step, held)
+        if step.kind != "slice":
+            found.append((step, earlier, _held(held)))
+    return tuple(found)
+
+
+def _held(axes_of: Mapping[str, Sequence[str]]) -> Held:
+    return tuple((name, tuple(axes)) for name, axes in axes_of.items())
 
 
 def movement(
@@ -97,22 +120,15 @@ def movement(
     >>> movement(before, after, [], {"experts": 8, "batch": 4, "groups": 4}, mesh)
     (Collective(kind='all-to-all', axes=('expert',), elements_per_device=16, subgroup=None, beside=(), rearranged=False, compiled_as=None),)
     """
-    return _movement(before, after, tuple(partial), tuple(shape.items()), mesh)
-
-
-@lru_cache(maxsize=4096)
-def _movement(
-    before: Spec, after: Spec, partial: tuple[str, ...], sizes: tuple[tuple[str, int], ...], mesh: Mesh
-) -> tuple[Collective, ...]:
-    held, shape = {dim.logical_axis: list(dim.axes) for dim in before.dims}, dict(sizes)
-    found = []
-    for step in _steps(before, after, partial, mesh):
-        size = _elements(held, shape, mesh)
-        _apply(step, held)
-        size = max(size, _elements(held, shape, mesh))
-        if step.kind != "slice":
-            found += collectives(step.kind, step.axes, size, mesh)
-    return tuple(found)
+    return tuple(
+        [
+            one
+            for step, earlier, later in _sent(before, after, tuple(partial), mesh.outline)
+            for one in collectives(
+                step.kind, step.axes, max(_elements(earlier, shape, mesh), _elements(later, shape, mesh)), mesh
+            )
+        ]
+    )
 
 
 def collectives(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -> Iterator[Collective]:
@@ -142,13 +158,13 @@ def _hops(kind: ReshardKind, axes: tuple[str, ...], elements: int, mesh: Mesh) -
 
 def elements_per_device(spec: Spec, shape: Mapping[str, int], mesh: Mesh) -> int:
     """Elements of the largest shard of a tensor. A dim that its axes do not divide is rounded up."""
-    return _elements({dim.logical_axis: dim.axes for dim in spec.dims}, shape, mesh)
+    return _elements([(dim.logical_axis, dim.axes) for dim in spec.dims], shape, mesh)
 
 
-def _elements(axes_of: Mapping[str, Sequence[str]], shape: Mapping[str, int], mesh: Mesh) -> int:
+def _elements(held: Iterable[tuple[str, Sequence[str]]], shape: Mapping[str, int], mesh: Mesh) -> int:
     elements = 1
-    for name, axes in axes_of.items():
-        elements *= ceil(shape[name] / mesh.size(axes))
+    for name, axes in held:
+        elements *= ceil(shape[name] / mesh.size(axes)) if axes else shape[name]
     return elements
 
 

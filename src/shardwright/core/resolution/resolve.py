@@ -158,6 +158,11 @@ def _apply_rules(
 def operand_spec(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
     """The spec of what a device multiplies with, of one layer of a weight: the spec in use, and in addition the axes that
     shard a dim of the activations and that a rule leaves out of the weight. Over these a device takes its slice."""
+    return _operand_spec(in_use, component, layout, mesh.outline)
+
+
+@lru_cache(maxsize=8192)
+def _operand_spec(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Spec:
     axes_of = {dim.logical_axis: list(dim.axes) for dim in in_use.dims}
     for axis in mesh.names:
         # A rule that leaves an axis out of the KV heads' weights replicates the KV heads too: ``dim_sharded_by`` knows it.
@@ -167,11 +172,18 @@ def operand_spec(in_use: Spec, component: str, layout: Layout, mesh: Mesh) -> Sp
     return Spec.build(in_use.logical_axes, axes_of)
 
 
-@lru_cache(maxsize=4096)
 def resolve_activation(
     component: str, logical_axes: tuple[str, ...], layout: Layout, mesh: Mesh, components: frozenset[str]
 ) -> Spec:
     """The spec of an activation with these logical axes. ``components``: those of the model, which decide the persistent axes."""
+    # It depends on no size of an axis.
+    return _resolve_activation(component, logical_axes, layout, mesh.outline, components)
+
+
+@lru_cache(maxsize=8192)
+def _resolve_activation(
+    component: str, logical_axes: tuple[str, ...], layout: Layout, mesh: Mesh, components: frozenset[str]
+) -> Spec:
     axes_of: dict[str, list[str]] = {name: [] for name in logical_axes}
     for axis in mesh.names:
         dispatched_from = component == "router" and "groups" in axes_of
