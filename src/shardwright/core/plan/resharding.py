@@ -6,7 +6,7 @@ The planner counts these steps, and the engines execute them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -58,19 +58,42 @@ def resharding(request: Request, rows: Mapping[str, TensorPlan], move: Move) -> 
 def resharding_of_rows(
     move: Move, source_row: TensorPlan, target_row: TensorPlan, layout: Layout, microbatches: int, length: int
 ) -> Resharding:
-    source, target = source_row.in_use.renamed(move.renamed or {}), target_row.in_use
-    names = tuple(name for name in source.logical_axes if name in target.logical_axes)
-    shape = dict(zip(source.logical_axes, source_row.shape, strict=True))
+    moved = _moved(move, source_row.in_use, target_row.in_use, layout)
+    shape = dict(zip(moved.source, source_row.shape, strict=True))
     shape["batch"] //= microbatches
-    for name in {"groups", "length"} & set(names):
-        shape[name] = length
+    for name in ("groups", "length"):
+        if name in moved.before.logical_axes:
+            shape[name] = length
     return Resharding(
         component=(target_row if move.kind == "keys" else source_row).component,
+        before=moved.before,
+        after=moved.after,
+        partial=moved.partial,
+        cotangent_partial=moved.cotangent_partial,
+        shape={name: shape[name] for name in moved.before.logical_axes},
+    )
+
+
+class _Moved(NamedTuple):
+    """What a move does, whatever the sizes. ``source``: the logical axes before it, of which some may go, in their names after it."""
+
+    source: tuple[str, ...]
+    before: Spec
+    after: Spec
+    partial: tuple[str, ...]
+    cotangent_partial: tuple[str, ...]
+
+
+@lru_cache(maxsize=4096)
+def _moved(move: Move, source_in_use: Spec, target: Spec, layout: Layout) -> _Moved:
+    source = source_in_use.renamed(move.renamed or {})
+    names = tuple(name for name in source.logical_axes if name in target.logical_axes)
+    return _Moved(
+        source=source.logical_axes,
         before=Spec.build(names, {name: source.axes_of(name) for name in names}),
         after=Spec.build(names, {name: target.axes_of(name) for name in names}),
         partial=partial_axes(layout, move.summed),
         cotangent_partial=partial_axes(layout, move.feeds),
-        shape={name: shape[name] for name in names},
     )
 
 
@@ -99,21 +122,36 @@ class WeightResharding:
 
 def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapping[str, WeightResharding]:
     """The reshardings of a weight by the component that uses it, its own first. A tied weight has two."""
-    weight = request.table.weight(tensor.name)
-    return reshardings_of_weight(weight, tensor, request.layout, mesh, request.engine, request.dtype, request.summed_in)
+    placed = _placed(request, tensor)
+    return reshardings_of_weight(placed, request.layout, mesh.outline, request.engine, request.dtype, request.summed_in)
+
+
+class PlacedWeight(NamedTuple):
+    """One layer of a weight, with what a plan has of it but its shape in memory. ``gradient``: the axes over which it is reduced."""
+
+    weight: Weight
+    at_rest: Spec
+    in_use: Spec
+    updated: Spec
+    gradient: tuple[str, ...]
+    dtype: str
+
+
+def _placed(request: Request, tensor: TensorPlan) -> PlacedWeight:
+    weight = of_one_layer(request.table.weight(tensor.name))
+    assert tensor.at_rest is not None
+    return PlacedWeight(weight, tensor.at_rest, tensor.in_use, tensor.updated, tuple(tensor.gradient), tensor.dtype)
 
 
 @lru_cache(maxsize=4096)
 def reshardings_of_weight(
-    weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
+    placed: PlacedWeight, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
 ) -> Mapping[str, WeightResharding]:
-    of_layer = of_one_layer(weight)
-    if of_layer is not weight:
-        return reshardings_of_weight(of_layer, replace(tensor, num=1), layout, mesh, engine, computation, summed_in)
+    """``mesh``: an outline. The sizes of axes decide nothing else."""
+    weight = placed.weight
     stored = as_torch_stores(weight) if engine == "torch" else weight
-    assert tensor.at_rest is not None
-    at_rest, own = (_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.in_use))
-    reduced = mesh.larger_than_one(tensor.gradient)
+    at_rest, own = (_of_one_layer(spec, len(stored.shape)) for spec in (placed.at_rest, placed.in_use))
+    reduced = mesh.larger_than_one(placed.gradient)
     found = {}
     for component in (weight.component, *weight.uses):
         second = component if component != weight.component else None
@@ -131,9 +169,9 @@ def reshardings_of_weight(
             operand=operand,
             scattered=tuple(axis for axis in reduced if axis in at_rest.axes),
             replicated_gradient=tuple(axis for axis in summed if axis not in partial and axis not in gathered.axes),
-            gather_dtype=sent_dtype(weight, tensor.dtype, computation),
+            gather_dtype=sent_dtype(weight, placed.dtype, computation),
             reduce_dtype=summed_dtype(weight, summed_in, computation),
-            kept=tensor.stack is not None
+            kept=weight.stack is not None
             and layout.keeps_gathered(a for a in mesh.larger_than_one(at_rest.axes) if a not in gathered.axes),
         )
     return found
@@ -174,8 +212,9 @@ class WeightUpdate:
 
 def weight_update(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightUpdate:
     """The update of a weight, in the dims of one layer."""
-    weight = request.table.weight(tensor.name)
-    return update_of_weight(weight, tensor, request.layout, mesh, request.dtype, request.summed_in)
+    return update_of_weight(
+        _placed(request, tensor), len(tensor.shape), request.layout, mesh.outline, request.dtype, request.summed_in
+    )
 
 
 def _of_one_layer(spec: Spec, dims: int) -> Spec:
@@ -185,22 +224,19 @@ def _of_one_layer(spec: Spec, dims: int) -> Spec:
 
 @lru_cache(maxsize=4096)
 def update_of_weight(
-    weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, computation: str, summed_in: str
+    placed: PlacedWeight, dims: int, layout: Layout, mesh: Mesh, computation: str, summed_in: str
 ) -> WeightUpdate:
-    of_layer = of_one_layer(weight)
-    if of_layer is not weight:
-        return update_of_weight(of_layer, replace(tensor, num=1), layout, mesh, computation, summed_in)
-    assert tensor.at_rest is not None
-    at_rest, in_update = (_of_one_layer(spec, len(tensor.shape)) for spec in (tensor.at_rest, tensor.updated))
+    """``dims``: of one layer. ``mesh``: an outline."""
+    at_rest, in_update = (_of_one_layer(spec, dims) for spec in (placed.at_rest, placed.updated))
     held = held_gradient(layout, at_rest, in_update)
-    partial = [axis for axis in mesh.larger_than_one(tensor.gradient) if axis not in at_rest.axes]
+    partial = [axis for axis in mesh.larger_than_one(placed.gradient) if axis not in at_rest.axes]
     return WeightUpdate(
         at_rest=at_rest,
         held=held,
         in_update=in_update,
         scattered=tuple(axis for axis in partial if axis in held.axes),
         late=tuple(axis for axis in partial if axis not in held.axes),
-        dtype=summed_dtype(weight, summed_in, computation),
+        dtype=summed_dtype(placed.weight, summed_in, computation),
     )
 
 
@@ -215,28 +251,37 @@ class WeightMoves(NamedTuple):
 
 
 def moves_of(request: Request, mesh: Mesh, tensor: TensorPlan) -> WeightMoves:
-    weight = request.table.weight(tensor.name)
-    return moves_of_weight(weight, tensor, request.layout, mesh, request.engine, request.dtype, request.summed_in)
+    placed = _placed(request, tensor)
+    return moves_of_weight(placed, tensor.shape, request.layout, mesh, request.engine, request.dtype, request.summed_in)
 
 
 @lru_cache(maxsize=4096)
 def moves_of_weight(
-    weight: Weight, tensor: TensorPlan, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
+    placed: PlacedWeight,
+    sizes: tuple[int, ...],
+    layout: Layout,
+    mesh: Mesh,
+    engine: Engine,
+    computation: str,
+    summed_in: str,
 ) -> WeightMoves:
-    of_layer = of_one_layer(weight)
-    if of_layer is not weight:
-        return moves_of_weight(of_layer, replace(tensor, num=1), layout, mesh, engine, computation, summed_in)
-    shape = dict(zip(tensor.in_use.logical_axes[-len(tensor.shape) :], tensor.shape, strict=True))
-    uses = reshardings_of_weight(weight, tensor, layout, mesh, engine, computation, summed_in)
-    update = update_of_weight(weight, tensor, layout, mesh, computation, summed_in)
-    found: dict[WeightResharding, tuple[str, WeightResharding, tuple[Collective, ...], tuple[Collective, ...]]] = {}
-    for component, use in uses.items():
+    """``sizes``: the shape of a layer in memory."""
+    shape = dict(zip(placed.in_use.logical_axes[-len(sizes) :], sizes, strict=True))
+    uses = reshardings_of_weight(placed, layout, mesh.outline, engine, computation, summed_in)
+    update = update_of_weight(placed, len(sizes), layout, mesh.outline, computation, summed_in)
+    # Two uses with the same resharding share one gather.
+    distinct = (
+        uses.items()
+        if len(uses) == 1
+        else {use: (component, use) for component, use in reversed(uses.items())}.values()
+    )
+    found: list[tuple[str, WeightResharding, tuple[Collective, ...], tuple[Collective, ...]]] = []
+    for component, use in distinct:
         parts = (use.gathered, use.at_rest, use.scattered), (update.at_rest, update.held, update.scattered)
-        scatters = (one for part in parts for one in movement(*part, shape, mesh)) if tensor.gradient else ()
-        # Two uses with the same resharding share one gather.
-        found.setdefault(use, (component, use, movement(use.at_rest, use.gathered, (), shape, mesh), tuple(scatters)))
+        scatters = [one for part in parts for one in movement(*part, shape, mesh)] if placed.gradient else ()
+        found.append((component, use, movement(use.at_rest, use.gathered, (), shape, mesh), tuple(scatters)))
     return WeightMoves(
-        uses=tuple(found.values()),
+        uses=tuple(found),
         update=update,
         reduces=movement(update.held, update.in_update, update.late, shape, mesh),
         gathers_updated=movement(update.in_update, update.at_rest, (), shape, mesh),
@@ -251,7 +296,7 @@ def same_arrays(request: Request, rows: Mapping[str, TensorPlan], mesh: Mesh) ->
         if move.kind in ("queries", "keys")
         and move.source in rows
         and move.target in rows
-        and _moves_nothing(move, rows[move.source].in_use, rows[move.target].in_use, mesh)
+        and _moves_nothing(move, rows[move.source].in_use, rows[move.target].in_use, mesh.outline)
     }
 
 

@@ -15,6 +15,7 @@ elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 from shardwright.core.layout.layout import Layout
@@ -33,6 +34,7 @@ def partial_axes(layout: Layout, contracted: tuple[Contraction, ...]) -> tuple[s
     )
 
 
+@lru_cache(maxsize=4096)
 def gradient_reductions(weight: Weight, layout: Layout, in_update: Spec, in_use: Spec) -> Mapping[str, Reduction]:
     """The reduction of a weight's gradient over each axis that needs one; none for a frozen weight.
 

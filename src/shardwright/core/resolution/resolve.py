@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardwright.core.layout.layout import Engine, Layout
 from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES
@@ -16,7 +16,7 @@ from shardwright.core.model.capacity import Traffic, row_capacity
 from shardwright.core.model.table import ModelTable, Weight, as_torch_stores
 from shardwright.core.resolution.order import ordered, persistent_axes
 from shardwright.core.resolution.request import Request
-from shardwright.core.resolution.storage import choose_storage
+from shardwright.core.resolution.storage import StorageChoice, choose_storage
 
 Refusal = Literal["left-out", "kept-whole", "taken", "none-divides", "no-list"]
 """Why an axis that is requested to shard a weight does not: a rule leaves it out; its entry has ``weights: whole``; it
@@ -65,6 +65,24 @@ def resolve_weight(
     A pipeline stage shards the stack of layers, which is then the first dim, as ``layers/stage``.
     """
     component = component or weight.component
+    # The sizes of axes decide only which dims the storage axes divide.
+    begun = _before_storage(weight, layout, mesh.outline, engine, component)
+    choices = choose_storage(weight, layout, mesh, engine, begun.storage_axes, begun.axes_of)
+    return _with_storage(weight, layout, mesh.outline, engine, component, choices)
+
+
+class _Begun(NamedTuple):
+    """A weight's axes, but for those that choose a dim to store it: ``storage_axes``."""
+
+    persistent: Mapping[str, Sequence[str]]
+    gathered: Mapping[str, Sequence[str]]
+    requests: Sequence[AxisRequest]
+    storage_axes: Sequence[str]
+    axes_of: Mapping[str, Sequence[str]]
+
+
+@lru_cache(maxsize=4096)
+def _before_storage(weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str) -> _Begun:
     requests: list[AxisRequest] = []
     rules = {r.logical_axis: r.axes for r in layout.rules if r.component == component}
     ruled = {name: axes for name, axes in rules.items() if name in weight.logical_axes}
@@ -91,7 +109,17 @@ def resolve_weight(
         gathers = engine == "jax" or not weight.frozen
         storage_axes = _apply_rules(ruled, layout, component, gathers, storage_axes, persistent, gathered, requests)
     already = {name: persistent.get(name, []) + gathered[name] for name in weight.logical_axes}
-    for choice in choose_storage(weight, layout, mesh, engine, storage_axes, already):
+    return _Begun(persistent, gathered, requests, storage_axes, already)
+
+
+@lru_cache(maxsize=4096)
+def _with_storage(
+    weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, component: str, choices: tuple[StorageChoice, ...]
+) -> ResolvedWeight:
+    begun = _before_storage(weight, layout, mesh, engine, component)
+    persistent, requests = begun.persistent, [*begun.requests]
+    gathered = {name: [*axes] for name, axes in begun.gathered.items()}
+    for choice in choices:
         if choice.granted:
             gathered[choice.granted].extend(choice.axes)
         requests += [

@@ -9,9 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Literal
 
 from shardwright.core.layout.layout import Engine, Layout
@@ -46,7 +45,12 @@ def storage_list(weight: Weight, layout: Layout, axis: str) -> tuple[str, ...]:
 
 
 def choose_storage(
-    weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, axes: Sequence[str], in_use: dict[str, list[str]]
+    weight: Weight,
+    layout: Layout,
+    mesh: Mesh,
+    engine: Engine,
+    axes: Sequence[str],
+    in_use: Mapping[str, Sequence[str]],
 ) -> tuple[StorageChoice, ...]:
     """One choice for each distinct storage list among the storage ``axes``; earlier choices count for later ones.
 
@@ -55,7 +59,7 @@ def choose_storage(
     lists: dict[tuple[str, ...], list[str]] = {}
     for axis in axes:
         lists.setdefault(storage_list(weight, layout, axis), []).append(axis)
-    taken = {name: prod(mesh.size(a) for a in sharding) for name, sharding in in_use.items()}
+    taken = {name: mesh.size(sharding) for name, sharding in in_use.items()}
     choices = []
     for tried, group in lists.items():
         product = mesh.size(group)

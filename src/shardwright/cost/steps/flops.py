@@ -24,7 +24,7 @@ from typing import NamedTuple
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
-from shardwright.core.model.table import Weight
+from shardwright.core.model.table import Weight, of_one_layer
 from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan
 from shardwright.core.policies.repeated import share_again, share_made_again
@@ -106,21 +106,23 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
     tokens = plan.sizes["batch"] * plan.sizes["length"]
     chosen = table.top_k / weight.size("experts") if table.top_k and "experts" in weight.logical_axes else 1.0
     keys = plan.by_name.get("attention.keys_attended")
-    shards = _shards_of_product(weight, tensor.in_use, component, layout, plan.mesh, keys and keys.in_use)
-    return 2 * weight.num_parameters * tokens * chosen / shards
+    axes = _axes_of_product(
+        of_one_layer(weight), tensor.in_use, component, layout, plan.mesh.outline, keys and keys.in_use
+    )
+    return 2 * weight.num_parameters * tokens * chosen / plan.mesh.size(axes)
 
 
 @lru_cache(maxsize=4096)
-def _shards_of_product(
+def _axes_of_product(
     weight: Weight, in_use: Spec, component: str, layout: Layout, mesh: Mesh, keys: Spec | None
-) -> int:
-    """Among how many devices the products of tokens with a weight are divided. ``keys``: the spec of those that are attended to."""
+) -> frozenset[str]:
+    """The axes among whose devices the products of tokens with a weight are divided. ``keys``: the spec of those that are attended to."""
     sharding_axes = {axis for name in ("batch", "length", "groups") for axis in layout.axes_sharding(name, component)}
     if set(weight.logical_axes) >= KEYS_OF_A_LATENT:
         # Computed where they are attended to: for a device's own heads, from all tokens that it gathers or receives.
         sharding_axes = set(keys.axes if keys else layout.axes_sharding("batch", component))
     operand = operand_spec(in_use, component, layout, mesh)
-    return mesh.size(sharding_axes | set(operand.axes))
+    return frozenset(sharding_axes).union(operand.axes)
 
 
 def _of_scores(plan: Plan) -> float:
