@@ -205,9 +205,8 @@ def _row_of_weight(
     # All plans of a layout on a mesh have the same rows, and those of its stages have them but for the number of layers.
     of_layer = of_one_layer(weight)
     if of_layer is not weight:
-        return replace(
-            _row_of_weight(of_layer, of_one_layer(stored), dtype, program, layout, mesh, engine), num=weight.num
-        )
+        of_one = _row_of_weight(of_layer, of_one_layer(stored), dtype, program, layout, mesh, engine)
+        return _of_layers(of_one, weight.num)
     resolved = resolve_weight(stored, layout, mesh, engine)
     shape = padded_shape(stored, program, layout, mesh, engine)
     shard_group = mesh.in_mesh_order(resolved.at_rest.axes)
@@ -246,12 +245,23 @@ def _activation_plan(
     own = {**sizes, **row.sizes} if row.sizes else sizes
     shape = tuple([own[name] for name in row.logical_axes])
     entries = request.table.sizes.get(PADDED_AXIS)
-    return _row_of_activation(row, shape, entries, row.dtype or request.dtype, request.layout, mesh, components)
+    dtype = row.dtype or request.dtype
+    of_layer = _row_of_activation(
+        row.name, row.component, row.logical_axes, shape, entries, dtype, request.layout, mesh, components
+    )
+    return _of_layers(of_layer, row.num)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
+def _of_layers(row: TensorPlan, num: int) -> TensorPlan:
+    return replace(row, num=num)
+
+
+@lru_cache(maxsize=8192)
 def _row_of_activation(
-    row: Activation,
+    name: str,
+    component: str,
+    logical_axes: tuple[str, ...],
     shape: tuple[int, ...],
     entries: int | None,
     dtype: str,
@@ -259,22 +269,22 @@ def _row_of_activation(
     mesh: Mesh,
     components: frozenset[str],
 ) -> TensorPlan:
-    """``entries``: of the vocabulary, without padding."""
-    spec = resolve_activation(row.component, row.logical_axes, layout, mesh, components)
-    unpadded = tuple(
-        entries if name == PADDED_AXIS and entries else size for name, size in zip(row.logical_axes, shape, strict=True)
-    )
+    """Of one layer. ``entries``: of the vocabulary, without padding."""
+    spec = resolve_activation(component, logical_axes, layout, mesh, components)
+    unpadded = shape
+    if entries and PADDED_AXIS in logical_axes:
+        unpadded = tuple(entries if axis == PADDED_AXIS else n for axis, n in zip(logical_axes, shape, strict=True))
     group = mesh.in_mesh_order(spec.axes)
     return TensorPlan(
-        name=row.name,
+        name=name,
         kind="activation",
-        component=row.component,
+        component=component,
         shape=shape,
         dtype=dtype,
         at_rest=None,
         in_use=spec,
         bytes_per_device=bytes_on_device(spec, shape, dtype, mesh),
-        num=row.num,
+        num=1,
         shard_group=group,
         replica_group=tuple(axis for axis in mesh.names if axis not in group),
         unpadded=None if unpadded == shape else unpadded,

@@ -44,6 +44,13 @@ class Mesh(HashedOnce):
     shape: Mapping[str, int] = field(init=False, repr=False, compare=False)
     """Size of each axis by name, in mesh order."""
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    outline: Mesh = field(init=False, repr=False, compare=False)
+    """The same axes, each of size 1 or 2: that of all meshes with these names of which the same axes are larger than one. What follows from
+    no more than this is derived once for all of them.
+
+    >>> print(Mesh.of(data=1, fsdp=32).outline)
+    data 1 x fsdp 2
+    """
 
     def __post_init__(self) -> None:
         # Both are read many thousand times in a plan.
@@ -51,6 +58,9 @@ class Mesh(HashedOnce):
         object.__setattr__(self, "names", tuple(self.shape))
         assert len(self.shape) == len(self.axes), self.axes
         assert all(axis.size >= 1 for axis in self.axes), self.axes
+        is_outline = self.whole_slice is None and all(axis.size <= 2 and axis.link is None for axis in self.axes)
+        outline = self if is_outline else _outline(self.names, tuple([axis.size > 1 for axis in self.axes]))
+        object.__setattr__(self, "outline", outline)
 
     def __hash__(self) -> int:
         try:
@@ -74,16 +84,6 @@ class Mesh(HashedOnce):
         """Product of the sizes of the named axes (1 for none)."""
         shape = self.shape
         return shape[axes] if isinstance(axes, str) else prod([shape[name] for name in axes])
-
-    @property
-    def outline(self) -> Mesh:
-        """The same axes, each of size 1 or 2: that of all meshes with these names of which the same axes are larger than one. What follows from
-        no more than this is derived once for all of them.
-
-        >>> print(Mesh.of(data=1, fsdp=32).outline)
-        data 1 x fsdp 2
-        """
-        return _outline(self.names, tuple([axis.size > 1 for axis in self.axes]))
 
     def in_mesh_order(self, axes: Iterable[str]) -> tuple[str, ...]:
         """The given axes in mesh order."""

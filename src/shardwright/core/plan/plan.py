@@ -61,7 +61,9 @@ class TensorPlan(HashedOnce):
         try:
             return self._hash
         except AttributeError:
-            return self.hash_of_key(self.name, self.num, self.shape, self.dtype, self.in_use)
+            return self.hash_of_key(
+                self.name, self.num, self.shape, self.dtype, self.in_use, self.at_rest, self.bytes_per_device
+            )
 
     @property
     def saved_shape(self) -> tuple[int, ...]:

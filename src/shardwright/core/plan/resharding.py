@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.precision import sent_dtype, summed_dtype
@@ -126,7 +127,8 @@ def weight_reshardings(request: Request, mesh: Mesh, tensor: TensorPlan) -> Mapp
     return reshardings_of_weight(placed, request.layout, mesh.outline, request.engine, request.dtype, request.summed_in)
 
 
-class PlacedWeight(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class PlacedWeight(HashedOnce):
     """One layer of a weight, with what a plan has of it but its shape in memory. ``gradient``: the axes over which it is reduced."""
 
     weight: Weight
@@ -136,11 +138,30 @@ class PlacedWeight(NamedTuple):
     gradient: tuple[str, ...]
     dtype: str
 
+    def __hash__(self) -> int:
+        try:
+            return self._hash
+        except AttributeError:
+            return self.hash_of_key(self.weight, self.at_rest, self.in_use, self.updated, self.gradient, self.dtype)
+
 
 def _placed(request: Request, tensor: TensorPlan) -> PlacedWeight:
-    weight = of_one_layer(request.table.weight(tensor.name))
+    return _placed_weight(request.table.weight(tensor.name), tensor)
+
+
+@lru_cache(maxsize=8192)
+def _placed_weight(weight: Weight, tensor: TensorPlan) -> PlacedWeight:
     assert tensor.at_rest is not None
-    return PlacedWeight(weight, tensor.at_rest, tensor.in_use, tensor.updated, tuple(tensor.gradient), tensor.dtype)
+    return _first_of_equal(
+        PlacedWeight(
+            of_one_layer(weight), tensor.at_rest, tensor.in_use, tensor.updated, tuple(tensor.gradient), tensor.dtype
+        )
+    )
+
+
+@lru_cache(maxsize=8192)
+def _first_of_equal(placed: PlacedWeight) -> PlacedWeight:
+    return placed
 
 
 @lru_cache(maxsize=4096)
