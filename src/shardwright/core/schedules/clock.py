@@ -6,12 +6,14 @@ A transfer begins when what is sent has been computed, and keeps no rank from co
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import fsum
+from math import fsum, inf
 from operator import mul
+from typing import NamedTuple
 
 from shardwright.core.schedules.actions import COMPUTES, Action, Kind, Table
 
@@ -79,7 +81,7 @@ def run(table: Table, seconds: Seconds = unit_seconds, held: Callable[[int], flo
     )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _counted(table: Table) -> Sequence[Mapping[Alike, int]]:
     """For each rank the numbers of its computations."""
     found: list[Mapping[Alike, int]] = []
@@ -91,59 +93,83 @@ def _counted(table: Table) -> Sequence[Mapping[Alike, int]]:
 
 @lru_cache(maxsize=64)
 def _last_end(table: Table, lasting: Sequence[tuple[Alike, float]]) -> float:
-    of = dict(lasting)
-    stages = range(table.num_stages)
-    late = [of.get((stage - 1, "send"), 0.0) for stage in stages]
-    late_back = [of.get((stage + 1, "send_gradient"), 0.0) for stage in stages]
-    last = table.num_stages - 1
-    made: list[dict[int | None, float]] = [{} for _ in stages]
-    made_back: list[dict[int | None, float]] = [{} for _ in stages]
-    clock, position = [0.0] * table.ranks, [0] * table.ranks
+    line, of = _line(table), dict(lasting)
+    lasts = [of[alike] for alike in line.alike]
+    late = [of.get((stage + FROM[kind], SENT[kind]), 0.0) if kind in FROM else 0.0 for stage, kind in line.alike]
+    ends = [0.0, -inf]
+    add = ends.append
+    # Hundreds of thousands of computations: as little as there can be for each.
+    for before, needed, number in zip(line.before, line.needed, line.numbers, strict=True):
+        now, ready = ends[before], ends[needed] + late[number]
+        add((ready if ready > now else now) + lasts[number])
+    return max(ends)
+
+
+FROM: Mapping[Kind, int] = {"forward": -1, "backward": 1, "input_gradient": 1}
+"""From which stage what a computation needs is sent: that before, or that behind."""
+
+SENT: Mapping[Kind, Kind] = {"forward": "send", "backward": "send_gradient", "input_gradient": "send_gradient"}
+
+NOTHING_BEFORE, NOTHING_NEEDED = 0, 1
+"""The places of the first two ends, which are those of no computation."""
+
+
+class _Line(NamedTuple):
+    """All computations of a table, each after those that it waits for. ``before``: the place of the one before it on its rank; ``needed``: of
+    that on another stage whose output it needs. The first computation has place 2. ``numbers``: its place in ``alike``."""
+
+    alike: tuple[Alike, ...]
+    before: array[int]
+    needed: array[int]
+    numbers: array[int]
+
+
+@lru_cache(maxsize=64)
+def _line(table: Table) -> _Line:
+    stages, last = range(table.num_stages), table.num_stages - 1
+    made: list[dict[int | None, int]] = [{} for _ in stages]
+    made_back: list[dict[int | None, int]] = [{} for _ in stages]
+    alike: dict[Alike, int] = {}
+    line = _Line((), array("i"), array("i"), array("i"))
+    newest, position = [NOTHING_BEFORE] * table.ranks, [0] * table.ranks
     moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(table.actions):
-            now, begun = clock[rank], position[rank]
-            # Hundreds of thousands of actions: as little as there can be for each.
+            begun = position[rank]
             for at in range(begun, len(actions)):
                 stage, kind, microbatch = actions[at]
-                if kind == "forward":
-                    if stage:
-                        ready = made[stage - 1].get(microbatch)
-                        if ready is None:
-                            break
-                        ready += late[stage]
-                        if ready > now:
-                            now = ready
-                    now += of[stage, kind]
-                    made[stage][microbatch] = now
+                needed: int | None = NOTHING_NEEDED
+                if kind == "forward" and stage:
+                    needed = made[stage - 1].get(microbatch)
                 elif kind in ("backward", "input_gradient"):
                     if microbatch not in made[stage]:
                         break
                     if stage < last:
-                        ready = made_back[stage + 1].get(microbatch)
-                        if ready is None:
-                            break
-                        ready += late_back[stage]
-                        if ready > now:
-                            now = ready
-                    now += of[stage, kind]
-                    made_back[stage][microbatch] = now
-                elif kind == "weight_gradient":
-                    if microbatch not in made_back[stage]:
-                        break
-                    now += of[stage, kind]
+                        needed = made_back[stage + 1].get(microbatch)
+                elif kind == "weight_gradient" and microbatch not in made_back[stage]:
+                    break
+                if needed is None:
+                    break
                 position[rank] += 1
-            clock[rank] = now
+                if kind not in COMPUTES:
+                    continue
+                place = len(line.before) + 2
+                line.before.append(newest[rank])
+                line.needed.append(needed)
+                line.numbers.append(alike.setdefault((stage, kind), len(alike)))
+                newest[rank] = place
+                if kind != "weight_gradient":
+                    (made if kind == "forward" else made_back)[stage][microbatch] = place
             moved = moved or position[rank] > begun
-    return max(clock)
+    return line._replace(alike=tuple(alike))
 
 
 State = tuple[int, ...]
 """The live microbatches of each stage of a rank."""
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def _held(table: Table) -> Sequence[Sequence[State]]:
     """For each rank, the different states in which one of its forward passes is followed by the end of another microbatch: in between it
     only holds more."""
