@@ -22,7 +22,7 @@ from shardwright.core.layout.wording import bytes_text
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import resolve
 from shardwright.core.resolution.request import Request
-from shardwright.cost.choices.hops import choose_hops
+from shardwright.cost.choices.hops import choose_hops, in_one
 from shardwright.cost.choices.moe import choose_by_time
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
@@ -62,7 +62,7 @@ def price_of(plan: Plan, mapping: MeshMapping) -> Price:
 
 def priced_request(request: Request, machine: Machine) -> Price:
     """The price of a request that is planned for it. Raises FindingsError where there is no plan."""
-    plan = resolve(with_unit_costs(request, machine))
+    plan = resolve(with_unit_costs(in_one(request), machine))
     if plan.mesh.num_devices != machine.num_devices:
         return _price(plan, None)
     mapping = map_mesh(plan.mesh, machine)

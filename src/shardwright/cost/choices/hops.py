@@ -12,11 +12,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from shardwright.core.layout.auto import HOPS, AutoChoice
-from shardwright.core.mesh.hops import ONE, Route, has_dims, rewritten
+from shardwright.core.mesh.hops import AUTO, ONE, Route, has_dims, rewritten
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.collectives import step_collectives
 from shardwright.core.plan.movement import Collective, collectives
 from shardwright.core.plan.plan import Plan, PlannedCollective
+from shardwright.core.resolution.request import Request
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of_sent
 
@@ -26,7 +27,8 @@ def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
     whole, chip = plan.mesh.whole_slice, mapping.machine.numbers
     if whole is None or plan.pipeline is not None or chip is None:
         return plan
-    over_all = [one for one in _collectives(plan, ONE) if _is_rewritten(plan, one)]
+    in_one = plan.collectives if whole.route == ONE else _collectives(plan, ONE)
+    over_all = [one for one in in_one if _is_rewritten(plan, one)]
     routes = {_text(plan, over_all, route): route for route in whole.routes(plan.request.hops)}
     if not over_all or not routes:
         return plan
@@ -49,6 +51,15 @@ def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
     choice = AutoChoice(what=HOPS, chosen=chosen, wire_bytes=sent, seconds=seconds)
     plan = plan if routes[chosen] == whole.route else _under(plan, routes[chosen])
     return replace(plan, choices=(*(one for one in plan.choices if one.what != HOPS), choice))
+
+
+def in_one(request: Request) -> Request:
+    """The request with collectives over an entire slice in one piece, of which ``choose_hops`` times the routes; unchanged where a way is
+    asked for."""
+    chip = request.chip
+    if chip is None or chip.whole_slice is None or chip.whole_slice.route is not None or request.hops != AUTO:
+        return request
+    return replace(request, chip=replace(chip, whole_slice=replace(chip.whole_slice, route=ONE)))
 
 
 def _text(plan: Plan, over_all: Sequence[PlannedCollective], route: Route) -> str:
