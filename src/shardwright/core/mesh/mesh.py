@@ -101,11 +101,11 @@ class Mesh(HashedOnce):
         >>> print(Mesh.of(data=2, fsdp=1).sharding(Spec.of(embed=["data", "fsdp"])))
         embed/data
         """
-        return _sharding(self, spec)
+        return _sharding(self.outline, spec)
 
     def placed_alike(self, one: Spec, other: Spec) -> bool:
         """Whether two specs of a tensor place it in the same way."""
-        return one == other or self.sharding(one) == self.sharding(other)
+        return one is other or _placed_alike(self.outline, one, other)
 
     def coordinates(self, device: int) -> dict[str, int]:
         """Index of ``device`` along each axis."""
@@ -155,9 +155,14 @@ class Mesh(HashedOnce):
         return " x ".join(f"{axis.name} {axis.size}" for axis in self.axes)
 
 
+@lru_cache(maxsize=8192)
+def _placed_alike(outline: Mesh, one: Spec, other: Spec) -> bool:
+    return one == other or outline.sharding(one) == outline.sharding(other)
+
+
 @lru_cache(maxsize=4096)
-def _sharding(mesh: Mesh, spec: Spec) -> Spec:
-    return spec.without(axis.name for axis in mesh.axes if axis.size == 1)
+def _sharding(outline: Mesh, spec: Spec) -> Spec:
+    return spec.without(axis.name for axis in outline.axes if axis.size == 1)
 
 
 @lru_cache(maxsize=1024)

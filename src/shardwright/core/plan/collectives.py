@@ -28,6 +28,7 @@ from shardwright.core.plan.movement import Collective, movement
 from shardwright.core.plan.plan import Phase, PlannedCollective, TensorPlan, layers_on_device
 from shardwright.core.plan.resharding import (
     Resharding,
+    WeightMoves,
     moves_of,
     resharding,
     resharding_of_rows,
@@ -68,7 +69,8 @@ def _of_weight(
     times = layers * request.microbatches
     coded = next((one for one in quantized if one.name == tensor.name and one.copies), None)
     of_codes = 0 if coded is None else min(layers, coded.num)
-    for component, use, plain, scatters in moves_of(request, mesh, tensor).uses:
+    moves = moves_of(request, mesh, tensor)
+    for component, use, plain, scatters in moves.uses:
         again = 0 if use.kept else layers_gathered_again(runs, tensor.stack, range(of_codes, layers))
         width = DTYPE_BYTES[use.gather_dtype]
         for gather in plain:
@@ -82,12 +84,15 @@ def _of_weight(
                 yield replace(gather, phase=phase, count_per_step=of_codes * request.microbatches)
         for scatter in scatters:
             yield _planned(component, "backward", scatter, DTYPE_BYTES[use.reduce_dtype], times, tensor.name)
-    yield from sum_over_replicas(request, mesh, tensor, layers)
+    yield from _over_replicas(moves, tensor, layers)
 
 
 def sum_over_replicas(request: Request, mesh: Mesh, tensor: TensorPlan, layers: int) -> Iterator[PlannedCollective]:
     """The reduction of a weight's gradient over its replicas by JAX, and the gather of what each device has updated, once a step."""
-    moves = moves_of(request, mesh, tensor)
+    yield from _over_replicas(moves_of(request, mesh, tensor), tensor, layers)
+
+
+def _over_replicas(moves: WeightMoves, tensor: TensorPlan, layers: int) -> Iterator[PlannedCollective]:
     for reduce in moves.reduces:
         yield _planned(tensor.component, "update", reduce, DTYPE_BYTES[moves.update.dtype], layers, tensor.name)
     for gather in moves.gathers_updated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from math import ceil
@@ -15,7 +16,7 @@ from shardwright.core.model.precision import PRECISION, dtype_of
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.attention_kernels import made_again_with_others, mask_bytes, sums_of_scores
 from shardwright.core.plan.plan import Memory, TensorPlan, layers_on_device
-from shardwright.core.plan.resharding import same_arrays, weight_reshardings, weight_update
+from shardwright.core.plan.resharding import WeightUpdate, same_arrays, weight_reshardings, weight_update
 from shardwright.core.policies.runs import Run, keep_a_mask, runs_of
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.resolution.request import Request
@@ -31,7 +32,7 @@ def bytes_on_device(spec: Spec, shape: tuple[int, ...], dtype: str, mesh: Mesh) 
     dims = spec.dims[len(spec.dims) - len(shape) :]
     elements = 1
     for size, dim in zip(shape, dims, strict=True):
-        elements *= ceil(size / mesh.size(dim.axes))
+        elements *= ceil(size / mesh.size(dim.axes)) if dim.axes else size
     return elements * DTYPE_BYTES[dtype]
 
 
@@ -62,15 +63,17 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     trained = [t for t in weights if t.name not in frozen]
     updates = {t.name: weight_update(request, mesh, t) for t in trained}
     elements = {t.name: _elements(request, mesh, t, updates[t.name].in_update) for t in trained}
-    gradients = _summed_bytes(request, mesh, trained)
+    gradients = _summed_bytes(request, mesh, trained, updates)
     runs = kept_runs(request, mesh, tensors)
     saved = saved_by_layers(request, mesh, tensors, runs) + _kept_weights(request, mesh, trained, runs)
     if request.engine == "torch":
-        peaks = [saved * is_saved + needed for is_saved, needed in _on_torch(request, mesh, trained, activations)]
+        peaks = [
+            saved * is_saved + needed for is_saved, needed in _on_torch(request, mesh, trained, activations, updates)
+        ]
     else:
         # That of the embedding is the last one, unless the logits have begun it.
         last = [w for w in trained if w.component == "embedding" and not request.table.weight(w.name).uses]
-        before_it = gradients - _summed_bytes(request, mesh, last)
+        before_it = gradients - _summed_bytes(request, mesh, last, updates)
         saved += (cast := _cast_ahead(request, mesh, weights))
         peaks = [
             saved + _at_the_logits(request, mesh, trained, activations),
@@ -102,9 +105,11 @@ def narrowed_bytes(
     )
 
 
-def _summed_bytes(request: Request, mesh: Mesh, weights: Iterable[TensorPlan]) -> int:
+def _summed_bytes(
+    request: Request, mesh: Mesh, weights: Iterable[TensorPlan], updates: Mapping[str, WeightUpdate]
+) -> int:
     """The gradients of weights, as they are summed over microbatches."""
-    held = sum(_elements(request, mesh, w, weight_update(request, mesh, w).held) for w in weights)
+    held = sum(_elements(request, mesh, w, updates[w.name].held) for w in weights)
     return held * DTYPE_BYTES[request.summed_in]
 
 
@@ -232,6 +237,7 @@ def _on_torch(
     mesh: Mesh,
     trained: Sequence[TensorPlan],
     activations: Sequence[TensorPlan],
+    updates: Mapping[str, WeightUpdate],
 ) -> Iterator[tuple[bool, int]]:
     """The points in time at which a rank of PyTorch may need the most, each with whether all that layers save is there, and what there is
     besides. docs/memory-torch.md has them as a table."""
@@ -251,7 +257,7 @@ def _on_torch(
     stacks = {w.stack for w in shards}
     gathered = max((sum(in_use[w.name] for w in shards if w.stack == stack) for stack in stacks), default=0)
     # With microbatches all gradients are there anyhow.
-    of_layers = 0 if request.microbatches > 1 else _summed_bytes(request, mesh, layers)
+    of_layers = 0 if request.microbatches > 1 else _summed_bytes(request, mesh, layers, updates)
     scores = sum(_elements_of(a) for a in activations if a.component == "logits" and "vocab" in a.in_use.logical_axes)
     inputs = ceil(2 * sum(a.bytes_per_device for a in activations if a.name == "logits.input") / request.microbatches)
     kernels = [w for w in ends if w.component == "logits" or w.name in tied]
@@ -376,17 +382,19 @@ def _share(request: Request, mesh: Mesh, run: Run, row: TensorPlan) -> int:
 
 def _kept_weights(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], runs: Sequence[Run]) -> int:
     """Weights that stay gathered from the forward to the backward pass, and their copies in the dtype of the computation."""
-    kept = dict.fromkeys((run.stack for run in runs), 0)
+    kept, numbers = Counter[str](), Counter(run.stack for run in runs)
     for run in runs:
         kept[run.stack] += 0 if run.gathers_again else len(run.layers)
     total = 0
     for tensor in trained:
         # JAX reads the layers of several runs from the stack one by one, which is a copy too.
-        several = request.engine == "jax" and sum(run.stack == tensor.stack for run in runs) > 1
-        copied = several or _is_gathered(mesh, tensor) or tensor.dtype != request.dtype
-        layers = kept.get(tensor.stack or "", 0) if copied else 0
+        several = request.engine == "jax" and numbers[tensor.stack or ""] > 1
+        layers = kept[tensor.stack or ""]
+        if layers and not (several or tensor.dtype != request.dtype or _is_gathered(mesh, tensor)):
+            layers = 0
         if weight_reshardings(request, mesh, tensor)[tensor.component].kept:
             layers = tensor.num
-        of_device = ceil(layers / mesh.size(request.layout.axes_with("stage", tensor.component)))
-        total += bytes_on_device(tensor.in_use, tensor.shape, request.dtype, mesh) * of_device
+        of_device = layers and ceil(layers / mesh.size(request.layout.axes_with("stage", tensor.component)))
+        if of_device:
+            total += bytes_on_device(tensor.in_use, tensor.shape, request.dtype, mesh) * of_device
     return total
