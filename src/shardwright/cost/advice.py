@@ -13,6 +13,7 @@ from functools import partial
 from shardwright.core.checks import drafts, trials
 from shardwright.core.checks.memory import cures
 from shardwright.core.checks.rows import rows_and_tokens
+from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.findings.codes import PAID_IN_MEMORY, TOO_LARGE
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.effect import Effect, Price
@@ -27,7 +28,7 @@ from shardwright.cost.choices.moe import choose_by_time
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.stages import assign_by_time, with_unit_costs
-from shardwright.cost.steps.pipeline import timed_pipeline
+from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
 from shardwright.cost.steps.step import timed
 from shardwright.cost.wording import seconds_text
 
@@ -53,6 +54,11 @@ def price_of(plan: Plan, mapping: MeshMapping) -> Price:
     assert chip is not None
     pipeline = None if plan.pipeline is None else timed_pipeline(plan, mapping, chip, "used")
     step = timed(plan, mapping).step if plan.pipeline is None else None if pipeline is None else pipeline.step
+    return price_at(plan, step, pipeline)
+
+
+def price_at(plan: Plan, step: StepCost | None, pipeline: TimedPipeline | None) -> Price:
+    """The same where its step is known, and its pipeline in seconds."""
     price = _price(plan, None if step is None or lacks_rows(plan) else step.seconds)
     if pipeline is None:
         return price

@@ -14,7 +14,7 @@ from shardwright.core.pipeline.derived import collectives_of
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan, with_all_to_one
 from shardwright.core.stages.planned import Pipeline
-from shardwright.cost.advice import advised, lacks_rows, price_of, settling, with_choices
+from shardwright.cost.advice import advised, lacks_rows, price_at, settling, with_choices
 from shardwright.cost.exposed import exposed
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
@@ -24,7 +24,7 @@ from shardwright.cost.stages import with_unit_costs
 from shardwright.cost.steps.answer import answer_of
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
 from shardwright.cost.steps.routing import EVEN, shares_of_one
-from shardwright.cost.steps.step import seconds_of, timed
+from shardwright.cost.steps.step import Timed, seconds_of, timed, times_of
 from shardwright.cost.topology import topology
 from shardwright.cost.wording import seconds_text
 
@@ -42,14 +42,18 @@ def price(plan: Plan, machine: Machine, elsewhere: Sequence[Candidate] = ()) -> 
     plan = with_choices(plan, mapping, partial(make_plan, costed=partial(with_unit_costs, machine=machine)))
     by_reading = _timed_pipelines(plan, mapping)
     plan = _with_stages(plan, by_reading[0])
+    # In stages the step follows from their own collectives.
+    times = times_of(plan, mapping) if plan.pipeline is not None else ()
     used, low, high = (
-        one if plan.pipeline is None else replace(one, step=None if pipeline is None else pipeline.step)
-        for one, pipeline in zip((timed(plan, mapping, reading) for reading in READINGS), by_reading, strict=True)
+        timed(plan, mapping, reading)
+        if plan.pipeline is None
+        else Timed(times=times, step=None if pipeline is None else pipeline.step)
+        for reading, pipeline in zip(READINGS, by_reading, strict=True)
     )
     step = None if lacks_rows(plan) else _between(machine.numbers, used.step, low.step, high.step)
     all_to_one = with_all_to_one(plan)
     step = _with_one_that_gets_all(all_to_one, mapping, step)
-    before = price_of(plan, mapping)
+    before = price_at(plan, used.step, by_reading[0])
     plan = replace(plan, findings=advised(plan, machine, before, elsewhere), step=step)
     plan = replace(plan, answer=answer_of(plan, mapping, used.times, all_to_one.memory))
     settle = settling(plan, machine, before)

@@ -71,9 +71,16 @@ def timed(plan: Plan, mapping: MeshMapping, reading: Reading = "used", shares: f
     """The times of a plan on a machine; ``step`` is None if a collective has no time. ``shares``: of experts' rows (``routing.py``)."""
     chip = mapping.machine.numbers
     assert chip is not None
-    rates = Rates.of(chip, reading)
-    times = tuple(time_of_planned(one, mapping, rates) for one in plan.collectives)
+    times = times_of(plan, mapping, reading)
     return Timed(times=times, step=_step(plan, times, chip, reading, shares))
+
+
+def times_of(plan: Plan, mapping: MeshMapping, reading: Reading = "used") -> Times:
+    """The times of the collectives of a plan."""
+    chip = mapping.machine.numbers
+    assert chip is not None
+    rates = Rates.of(chip, reading)
+    return tuple(time_of_planned(one, mapping, rates) for one in plan.collectives)
 
 
 def to_host_seconds(plan: Plan, chip: ChipNumbers, reading: Reading = "used") -> float | None:
