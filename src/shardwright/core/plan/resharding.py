@@ -291,13 +291,11 @@ def moves_of_weight(
     uses = reshardings_of_weight(placed, layout, mesh.outline, engine, computation, summed_in)
     update = update_of_weight(placed, len(sizes), layout, mesh.outline, computation, summed_in)
     # Two uses with the same resharding share one gather.
-    distinct = (
-        uses.items()
-        if len(uses) == 1
-        else {use: (component, use) for component, use in reversed(uses.items())}.values()
-    )
+    components: dict[WeightResharding, str] = {}
+    for component, use in uses.items():
+        components.setdefault(use, component)
     found: list[tuple[str, WeightResharding, tuple[Collective, ...], tuple[Collective, ...]]] = []
-    for component, use in distinct:
+    for use, component in components.items():
         parts = (use.gathered, use.at_rest, use.scattered), (update.at_rest, update.held, update.scattered)
         scatters = [one for part in parts for one in movement(*part, shape, mesh)] if placed.gradient else ()
         found.append((component, use, movement(use.at_rest, use.gathered, (), shape, mesh), tuple(scatters)))
