@@ -1,5 +1,5 @@
-"""Time of pricing one candidate of a search: the first on a mesh with a layout, and those that follow, which differ in microbatches, policies of
-recomputation, chunks of the loss and dtypes.
+"""Time of pricing one candidate of a search: the first with a layout, the first on each other mesh of it, and those that follow on a mesh, which
+differ in microbatches, policies of recomputation, chunks of the loss and dtypes.
 
 python -m benchmarks.candidates [--quick]
 """
@@ -11,14 +11,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import product
-from statistics import mean
+from itertools import permutations, product
+from statistics import mean, median
 
 from benchmarks.options import begin
 from benchmarks.results import Found, keep
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.request import typed_request
 from shardwright.core.planning import resolve
+from shardwright.core.resolution.mesh_sizes import resolve_mesh
 from shardwright.core.resolution.request import Request
 from shardwright.cost.advice import priced_request
 
@@ -48,7 +49,7 @@ CASES: Mapping[str, tuple[str, str, PlanOptions]] = {
 
 
 def main() -> None:
-    """Time the first candidate of each case, and those that follow."""
+    """Time the first candidates of each case, and those that follow."""
     options = begin(__doc__, devices=8)
     rows, numbers = [], []
     for name, (model, layout, given) in CASES.items():
@@ -57,21 +58,58 @@ def main() -> None:
         assert machine is not None
         stream = neighbours(typed.request)[: 16 if options.quick else 96]
         first = cpu_ms(partial(priced_request, typed.request, machine))
+        on_others = [cpu_ms(partial(priced_request, one, machine)) for one in on_other_meshes(typed.request)]
         priced = [cpu_ms(partial(priced_request, one, machine)) for one in stream]
         resolved = [cpu_ms(partial(resolve, one, collectives=False)) for one in stream]
-        rows.append([name, f"{first:.1f}", f"{mean(priced):.1f}", f"{max(priced):.1f}", f"{mean(resolved):.1f}"])
-        numbers.append({"case": name, "first_ms": first, "priced_ms": priced, "resolved_ms": resolved})
+        rows.append(
+            [
+                name,
+                f"{first:.1f}",
+                f"{median(on_others):.1f}",
+                f"{mean(priced):.1f}",
+                f"{max(priced):.1f}",
+                f"{mean(resolved):.1f}",
+            ]
+        )
+        numbers.append(
+            {
+                "case": name,
+                "first_ms": first,
+                "on_other_meshes_ms": on_others,
+                "priced_ms": priced,
+                "resolved_ms": resolved,
+            }
+        )
     keep(
         Found(
             name="candidates",
             title="Time of pricing one candidate of a search, in ms of one core",
-            columns=["candidates", "first", "following, mean", "longest", "resolved alone, mean"],
+            columns=[
+                "candidates",
+                "first of all",
+                "first on another mesh, median",
+                "following, mean",
+                "longest",
+                "resolved alone, mean",
+            ],
             rows=rows,
-            headline="; ".join(f"{row[0]} {row[2]} ms" for row in rows),
+            headline="; ".join(f"{row[0]} {row[2]} and {row[3]} ms" for row in rows),
             numbers=numbers,
         ),
         options.load_before,
     )
+
+
+def on_other_meshes(request: Request) -> list[Request]:
+    """The request with two axes of its mesh larger or smaller, the stages as they are."""
+    sizes = {axis: size for axis, size in resolve_mesh(request)[0].shape.items() if axis != "stage"}
+    found = [
+        {**request.mesh_sizes, **sizes, larger: sizes[larger] * times, smaller: sizes[smaller] // times}
+        for larger, smaller in permutations(sizes, 2)
+        for times in (2, 4, 8, 16)
+        if sizes[smaller] % times == 0
+    ]
+    return [replace(request, mesh_sizes=one) for one in found]
 
 
 def neighbours(request: Request) -> list[Request]:
