@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -90,7 +91,11 @@ def damaged_lines(count: int, seed: int) -> Iterator[tuple[Verb, list[str], str]
         option = draw.choice(options_of(verb))
         place = len(verb.path)
         kind = draw.choice(("misspelt", "twice", "empty", "long", "none"))
-        words = [other.metavar.partition("|")[0] for other in declaration(verb.of).options if other.positional]
+        words = [
+            re.split(r"[|,]", other.metavar.strip("{}"))[0]
+            for other in declaration(verb.of).options
+            if other.positional
+        ]
         at = place + len(words)
         if kind == "misspelt":
             letter = draw.randrange(2, len(option.name))

@@ -104,6 +104,14 @@ ON_CHIPS: tuple[Case, ...] = (
         neighbour={"chips": "mi300x:2x8"},
     ),
     Case(
+        name="SW208-recomputed",
+        model="llama3-8b",
+        layout=FSDP,
+        options={"batch": 64},
+        chips="h100:8x8",
+        neighbour={"options": {"batch": 64, "remat": "none"}},
+    ),
+    Case(
         name="SW205-awaited",
         model="llama3-8b",
         layout=FSDP,

@@ -23,6 +23,10 @@ def run_plan(verb: PlanVerb) -> int:
     verb = with_named_model(verb)
     typed = requested(verb.model, verb.layout, verb.plan)
     plan = planned(typed)
+    if typed.machine is not None and plan.step is not None:
+        from shardwright.search.neighbours import with_faster_neighbour
+
+        plan = with_faster_neighbour(plan, typed.machine)
     if shows is None:
         write_json(plan.to_json())
     else:

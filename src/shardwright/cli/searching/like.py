@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from itertools import islice
 
 from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import requested
 from shardwright.cli.typed.verbs import SearchVerb
 from shardwright.core.findings.errors import InputError
-from shardwright.core.planning import resolve
+from shardwright.core.planning import make_plan
 from shardwright.cost.advice import priced_request
 from shardwright.cost.price import price
 from shardwright.cost.stages import with_unit_costs
@@ -26,7 +27,7 @@ def run_like(verb: SearchVerb) -> int:
         raise InputError(
             "search needs --chips of a kind whose speed is known, as h100:4x8: it orders changes by the time of a step."
         )
-    plan = price(resolve(with_unit_costs(typed.request, machine)), machine)
+    plan = price(make_plan(typed.request, partial(with_unit_costs, machine=machine)), machine)
     before = priced_request(typed.request, machine)
     if before.seconds is None:
         raise InputError(

@@ -222,6 +222,12 @@ CODES: dict[str, Code] = {
             law="The chip has every number that the time of a step depends on.",
         ),
         Code(
+            code="SW208",
+            severity="info",
+            title="a faster neighbour",
+            law="No single change makes a step faster by more than its estimate is uncertain.",
+        ),
+        Code(
             code="SW301",
             severity="error",
             title="weights sent in place of tokens",
