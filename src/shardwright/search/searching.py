@@ -7,6 +7,7 @@ neither their number nor their speed; where the budget ends it, it says how much
 
 from __future__ import annotations
 
+import gc
 import heapq
 import os
 import signal
@@ -272,6 +273,8 @@ _SOLVER: list[Solver] = []
 def _begin(solver: Solver) -> None:
     # An interrupt is the caller's, who ends its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Plans are values without cycles: collecting them takes a sixth of the time.
+    gc.set_threshold(200_000, 20, 100)
     _SOLVER[:] = [solver]
 
 
