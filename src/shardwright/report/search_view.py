@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from shardwright.core.findings.codes import CODES
+from shardwright.core.findings.codes import CODES, TOO_LARGE
 from shardwright.core.layout.wording import percent
 from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph
 from shardwright.report.text.terminal import View
@@ -93,8 +93,16 @@ def _notes(value: Mapping[str, Any]) -> list[str]:
     if value["complete"] and rows:
         lines.append("Complete: everything else is slower, does not fit, or has an error.")
     elif not value["complete"]:
-        least = pretty_seconds(value["least_seconds_left"]) if value["least_seconds_left"] is not None else "-"
-        lines.append(f"The budget ended the search: of what is left, no step is faster than {least}.")
+        least = value["least_seconds_left"]
+        left = (
+            f"of what is left, no step is faster than {pretty_seconds(least)}"
+            if least
+            else "some layouts have no bound"
+        )
+        more = "" if rows else ", and it has no answer so far: give a larger --budget"
+        lines.append(f"The budget ended the search{more or ': '}{'' if more else left}.")
+    elif TOO_LARGE not in value["ended"]:
+        lines.append("No layout has a plan without an error: with other rows, tokens or devices one may have.")
     if value["ended"]:
         ended = (f"{code} {number:,} ({CODES[code].title})" for code, number in value["ended"].items())
         lines.append(f"ended: {'; '.join(ended)}")

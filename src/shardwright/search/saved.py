@@ -35,7 +35,10 @@ class SearchFile:
         for a file of anything else."""
         digest = sha256(searched.encode()).hexdigest()
         if not path.exists():
-            return cls(path, digest, {})
+            file = cls(path, digest, {})
+            # What cannot be written is said before the search.
+            file.write()
+            return file
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             tries, other = content["priced"], content["search"]

@@ -11,13 +11,14 @@ import gc
 import heapq
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any
 
 from shardwright.core.findings.codes import TOO_LARGE
@@ -42,7 +43,7 @@ class Progress:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """``answers``: one of each arrangement, the fastest first. ``ended``: candidates by the finding that ended them. ``least_seconds``: of what
-    the budget left, none is faster; None where nothing that is left matters. ``nearest``: what misses the memory by the least, where nothing
+    the budget left, none is faster, and 0 where it had not looked at all; None where nothing that is left matters. ``nearest``: what misses the memory by the least, where nothing
     fits."""
 
     answers: tuple[Node, ...]
@@ -84,6 +85,7 @@ class Search:
         self._heap: list[tuple[tuple[object, ...], Node]] = []
         self._ended: Counter[str] = Counter()
         self._answers: list[Node] = []
+        self._answered: set[str] = set()
         self._best: Node | None = None
         self._nearest: Node | None = None
         self._dived: set[str] = set()
@@ -95,13 +97,14 @@ class Search:
         """Searches until the answer is certain or the budget is used."""
         self._ended.update(self.space.ended)
         with _workers(self.solver, self._processes) as workers:
-            left = self._bound(workers)
+            unseen = self._bound(workers)
+            left = unseen
             while not left and self._heap and not self._is_certain():
                 if self._is_over():
                     left = True
                     break
                 self._step(workers)
-            least = self._heap[0][1].seconds if self._heap and left else None
+            least = None if not left else 0.0 if unseen else self._heap[0][1].seconds
             if left:
                 self._take_choices(workers)
         return Outcome(
@@ -109,8 +112,12 @@ class Search:
             ended=dict(self._ended),
             priced=self._priced,
             least_seconds=least,
-            nearest=None if self._answers else self._nearest,
+            nearest=None if self._answers else self._nearest or self._nearest_by_arithmetic(),
         )
+
+    def _nearest_by_arithmetic(self) -> Node | None:
+        smallest = self.space.smallest
+        return None if smallest is None else next(iter(self.solver.first(smallest)), None)
 
     @property
     def _priced(self) -> int:
@@ -120,7 +127,8 @@ class Search:
         """Bounds all arrangements; whether some are left."""
         waiting = list(self.space.arrangements)
         for start in range(0, len(waiting), OF_A_TASK * workers.number):
-            if self._is_over():
+            # A search has looked at some layouts, however small its budget.
+            if start and self._is_over():
                 return True
             some = waiting[start : start + OF_A_TASK * workers.number]
             for nodes in self._remembered(workers, "first", some):
@@ -198,7 +206,7 @@ class Search:
 
     def _take(self, node: Node, workers: Workers) -> None:
         """Makes a choice an answer, unless a faster one of its arrangement is one or a check ends it."""
-        if any(answer.arrangement.key == node.arrangement.key for answer in self._answers):
+        if node.arrangement.key in self._answered:
             return
         (codes,) = workers.map("errors", [node])
         if codes:
@@ -207,6 +215,7 @@ class Search:
             if self._best is not None and node.text == self._best.text:
                 self._best = min(self._choices(), key=lambda choice: choice.key, default=None)
             return
+        self._answered.add(node.arrangement.key)
         (fastest,) = workers.map("order", [node])
         self._answers.append(fastest)
 
@@ -276,6 +285,15 @@ def _begin(solver: Solver) -> None:
     # Plans are values without cycles: collecting them takes a sixth of the time.
     gc.set_threshold(200_000, 20, 100)
     _SOLVER[:] = [solver]
+    threading.Thread(target=_end_with_the_caller, daemon=True).start()
+
+
+def _end_with_the_caller() -> None:
+    """A caller that is killed cannot end its workers."""
+    caller = parent_process()
+    assert caller is not None
+    caller.join()
+    os._exit(1)
 
 
 def _in_a_worker(work: tuple[str, object]) -> object:

@@ -213,8 +213,10 @@ class Solver:
         not with the most. Of stages by the engine's own schedule, which needs the least."""
 
         def held_with(number: int) -> int:
-            schedule = {"once": False, "schedule": None} if node.ranks > 1 else {}
-            held = self._held_bytes(node, replace(setting, microbatches=number, **schedule))
+            smallest = replace(setting, microbatches=number)
+            if node.ranks > 1:
+                smallest = replace(smallest, once=False, schedule=None, loss_chunks=self.free.loss_chunks[-1])
+            held = self._held_bytes(node, smallest)
             return NO_LIMIT + 1 if held is None else held
 
         last = len(numbers) - 1

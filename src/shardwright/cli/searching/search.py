@@ -16,6 +16,7 @@ from shardwright.cli.typed.output import write_json, write_view
 from shardwright.cli.typed.request import typed_request
 from shardwright.cli.typed.values import moves
 from shardwright.cli.typed.verbs import SearchVerb
+from shardwright.core.findings.codes import TOO_LARGE
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
 from shardwright.core.layout.layout import ATTENTION_MOVES
@@ -122,10 +123,13 @@ def _searched(verb: SearchVerb, file: SearchFile | None, report: Callable[[Progr
         left = max(0.0, verb.budget - (monotonic() - began))
         budget = left if number == len(tries) - 1 else left / 2
         searched = _with_state(verb, file, state, share, (left, budget), report)
-        if searched.outcome.answers:
+        outcome = searched.outcome
+        # Memory helps nothing that has an error.
+        if outcome.answers or (outcome.least_seconds is None and TOO_LARGE not in outcome.ended):
             break
     assert searched is not None
-    nothing = not searched.outcome.answers and searched.outcome.least_seconds is None
+    outcome = searched.outcome
+    nothing = not outcome.answers and outcome.least_seconds is None and TOO_LARGE in outcome.ended
     return replace(
         searched,
         seconds=monotonic() - began,

@@ -27,6 +27,9 @@ GATHERED_ONCE = frozenset({"jax"})
 WHOLE_STACKS = frozenset({"jax"})
 """The engines whose stages have one policy for all layers of a stack, and keep nothing on the host."""
 
+SHARED_LOSS = frozenset({"jax"})
+"""The engines whose stages share the chunks of a loss: with them it is faster."""
+
 LOSS_CHUNKS = (1, 8)
 """Chunks of the loss: its logits may be what does not fit."""
 
@@ -129,19 +132,23 @@ def settings_of(arrangement: Arrangement, request: Request, free: Free) -> Itera
     the loss. Of stages these have one microbatch and a plain schedule: ``microbatches_in_stages`` and ``schedules_of`` go on from them."""
     roles = {entry.elsewhere for entry in arrangement.layout.entries.values()}
     stages = "stage" in roles
+    replicas = prod(
+        size for axis, size in arrangement.sizes.items() if arrangement.layout.entries[axis].elsewhere == "data"
+    )
     ways = product(
         free.moves_of_attention if "context" in roles else ("gather",),
         _moves_of_experts(arrangement, request, free),
         free.precisions,
+        # Replicas that share an update are never slower, but a number that divides no dim of a weight cannot.
+        (False,) if replicas == 1 else (True,) if replicas & (replicas - 1) == 0 else (True, False),
     )
-    for attention, experts, precision in ways:
+    for attention, experts, precision, shared_update in ways:
         yield Setting(
             attention=attention,
             experts=experts,
-            shared_update="data" in roles,
+            shared_update=shared_update,
             precision=precision,
-            # All devices of a pipeline may share the chunks of its loss: with them it is faster.
-            loss_chunks=free.loss_chunks[-1] if stages else free.loss_chunks[0],
+            loss_chunks=free.loss_chunks[-1 if stages and request.engine in SHARED_LOSS else 0],
             microbatches=1 if stages else free.microbatches or 1,
             once=stages and request.engine in GATHERED_ONCE and not roles.isdisjoint(STORING),
             schedule=PLAIN[request.engine] if stages else None,
@@ -170,15 +177,25 @@ def microbatches_in_stages(
 
 
 def schedules_of(arrangement: Arrangement, setting: Setting, request: Request, free: Free) -> Iterator[Setting]:
-    """A setting of stages with each schedule and number of chunks that run with its microbatches."""
-    ranks = arrangement.sizes["stage"]
+    """A setting of stages with each schedule, number of chunks of layers and of the loss that run with its microbatches."""
+    ranks, loss_chunks = arrangement.sizes["stage"], _loss_chunks_in_stages(arrangement, setting, request, free)
     for name in free.schedules or SCHEDULES_OF[request.engine]:
         schedule = SCHEDULES[name]
         for virtual in CHUNKS if schedule.virtual is None else (schedule.virtual,):
             if ranks * virtual > request.table.num_layers or (name == "interleaved" and virtual == 1):
                 continue
             if schedule.runs(ranks, virtual, setting.microbatches):
-                yield replace(setting, schedule=name, virtual=virtual)
+                for chunks in loss_chunks:
+                    yield replace(setting, schedule=name, virtual=virtual, loss_chunks=chunks)
+
+
+def _loss_chunks_in_stages(arrangement: Arrangement, setting: Setting, request: Request, free: Free) -> tuple[int, ...]:
+    """All, but for stages that share the chunks of a loss the most where they divide the tokens of a device."""
+    sizes, entries = arrangement.sizes, arrangement.layout.entries
+    shards = prod(size for axis, size in sizes.items() if entries[axis].elsewhere not in ("stage", "tensor"))
+    rows = request.batch * request.length // (shards * setting.microbatches)
+    most = free.loss_chunks[-1]
+    return (most,) if request.engine in SHARED_LOSS and rows % most == 0 else free.loss_chunks
 
 
 def microbatches_of(arrangement: Arrangement, request: Request, free: Free) -> tuple[int, ...]:

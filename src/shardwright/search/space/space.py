@@ -35,25 +35,35 @@ SPLIT_UNIT, NO_LAYER, SLOW = "SW107", "SW110", "SW201"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What is tried. ``ended``: how many candidates each finding ended by arithmetic alone."""
+    """What is tried. ``ended``: how many candidates each finding ended by arithmetic alone. ``smallest``: of those with too much state, the
+    one with the least."""
 
     arrangements: tuple[Arrangement, ...]
     ended: Mapping[str, int] = field(default_factory=dict)
+    smallest: Arrangement | None = None
 
 
 def space_of(request: Request, machine: Machine) -> Space:
     """The layouts for the model, rows and tokens of a request, on all devices of a machine."""
     ended: Counter[str] = Counter()
     kept: list[Arrangement] = []
+    too_large: list[Arrangement] = []
     for form in forms_of(request.table):
         for sizes in _sizes(form, machine.num_devices):
             code = _ending(form, sizes, request, machine)
             if code is not None:
                 ended[code] += 1
+                if code == TOO_LARGE:
+                    too_large.append(_arrangement(form, sizes))
                 continue
-            larger = {axis: size for axis, size in sizes.items() if size > 1} or {"fsdp": 1}
-            kept.append(Arrangement(layout=layout_of(form, tuple(larger)), sizes=larger, form=form.name))
-    return Space(arrangements=tuple(kept), ended=dict(ended))
+            kept.append(_arrangement(form, sizes))
+    smallest = min(too_large, key=lambda item: least_bytes(item, request), default=None)
+    return Space(arrangements=tuple(kept), ended=dict(ended), smallest=smallest)
+
+
+def _arrangement(form: Form, sizes: Mapping[str, int]) -> Arrangement:
+    larger = {axis: size for axis, size in sizes.items() if size > 1} or {"fsdp": 1}
+    return Arrangement(layout=layout_of(form, tuple(larger)), sizes=larger, form=form.name)
 
 
 def forms_of(table: ModelTable) -> tuple[Form, ...]:
