@@ -26,6 +26,7 @@ KEYS = {
     "machine",
     "batch",
     "length",
+    "memory_share",
     "engine",
     "chosen",
     "layouts",
