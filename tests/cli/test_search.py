@@ -175,7 +175,8 @@ def test_what_fits_nowhere_has_a_nearest_and_a_machine_on_which_it_fits(capsys: 
     assert nearest["missing_bytes"] == nearest["needed_bytes"] - nearest["usable_bytes"] > 0
     main(line.split())
     text = " ".join(capsys.readouterr().out.split())
-    assert "Nothing fits. Nearest: " in text
+    assert "Nothing fits" in text
+    assert "Nearest of what does not fit: " in text
     assert f"on which it fits: {value['smallest_machine']}" in text
 
 
