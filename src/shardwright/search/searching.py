@@ -42,7 +42,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``answers``: one of each arrangement, the fastest first. ``ended``: candidates by the finding that ended them. ``least_seconds``: of what
+    """``answers``: one of each arrangement, the fastest first; after those that are equally fast, the fastest of what was priced. ``ended``: candidates by the finding that ended them. ``least_seconds``: of what
     the budget left, none is faster, and 0 where it had not looked at all; None where nothing that is left matters. ``nearest``: what misses the memory by the least, where nothing
     fits."""
 
@@ -105,8 +105,7 @@ class Search:
                     break
                 self._step(workers)
             least = None if not left else 0.0 if unseen else self._heap[0][1].seconds
-            if left:
-                self._take_choices(workers)
+            self._take_choices(workers)
         return Outcome(
             answers=tuple(self._answers),
             ended=dict(self._ended),
@@ -177,10 +176,8 @@ class Search:
         return budget is not None and time.monotonic() - self._began > budget
 
     def _is_certain(self) -> bool:
-        """Whether what is left is slower than all that is kept."""
-        if len(self._answers) < self.keep:
-            return False
-        return self._heap[0][1].seconds > max(self._answers[-1].seconds, self._answers[0].seconds * (1 + EQUAL))
+        """Whether what is left is slower than the first answer and all that are equally fast."""
+        return bool(self._answers) and self._heap[0][1].seconds > self._answers[0].seconds * (1 + EQUAL)
 
     def _push(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
