@@ -11,6 +11,7 @@ import time
 COMMANDS = (
     "plan",
     "candidates",
+    "search",
     "first_step",
     "initial_values",
     "step",

@@ -1,0 +1,123 @@
+"""Time of `shardwright search` for big models on the cores of this machine, and whether its answer is certain.
+
+python -m benchmarks.search [--quick] [--only TEXT]: --quick searches a tenth of the time
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from benchmarks.options import begin
+from benchmarks.results import Found, keep
+from shardwright.cli.typed.options import PlanOptions
+from shardwright.cli.typed.request import typed_request
+from shardwright.search.searching import Search, processes_here
+from shardwright.search.solving import Solver
+from shardwright.search.space import Free, policies_of, space_of
+
+KEPT = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A search and the longest time that it may take."""
+
+    name: str
+    model: str
+    chips: str
+    batch: int
+    length: int
+    limit_s: float
+    engine: str = "jax"
+    options: tuple[tuple[str, str], ...] = ()
+
+
+CASES = (
+    Case(name="70B on 256 H100", model="llama3-70b", chips="h100:32x8", batch=512, length=8192, limit_s=30),
+    Case(
+        name="671B on 128 H100",
+        model="deepseek3-671b",
+        chips="h100:16x8",
+        batch=1024,
+        length=4096,
+        limit_s=120,
+        options=(("weights_dtype", "bfloat16"), ("moments_dtype", "bfloat16")),
+    ),
+    Case(
+        name="671B on 128 v5p",
+        model="deepseek3-671b",
+        chips="v5p:4x4x8",
+        batch=1024,
+        length=4096,
+        limit_s=120,
+        options=(("weights_dtype", "bfloat16"), ("moments_dtype", "bfloat16")),
+    ),
+    Case(name="671B on 2,048 H100", model="deepseek3-671b", chips="h100:256x8", batch=8192, length=4096, limit_s=600),
+)
+"""The limits are those of two idle cores."""
+
+
+def main() -> None:
+    """Search each case until its answer is certain or its limit is over."""
+    options = begin(__doc__, devices=8)
+    rows, numbers = [], []
+    for case in CASES:
+        if options.only not in case.name:
+            continue
+        limit_s = case.limit_s / 10 if options.quick else case.limit_s
+        asked = PlanOptions(
+            chips=case.chips, batch=case.batch, length=case.length, engine=case.engine, **dict(case.options)
+        )  # pyright: ignore[reportArgumentType]
+        typed = typed_request(case.model, "fsdp", asked)
+        assert typed.machine is not None
+        free = Free(policies=policies_of(typed.request.table, to_host=False))
+        solver = Solver(request=typed.request, machine=typed.machine, free=free)
+        began = time.perf_counter()
+        space = space_of(typed.request, typed.machine)
+        outcome = Search(solver, space, keep=KEPT, budget_s=limit_s, processes=processes_here()).run()
+        seconds = time.perf_counter() - began
+        best = outcome.answers[0] if outcome.answers else None
+        left = outcome.least_seconds
+        tokens = None if best is None else case.batch * case.length / best.seconds / typed.machine.num_devices
+        rows.append(
+            [
+                case.name,
+                f"{seconds:.0f}",
+                f"{case.limit_s:.0f}",
+                f"{len(space.arrangements):,}",
+                f"{outcome.priced:,}",
+                "yes" if left is None else f"no: none left is faster than {left:.3g} s",
+                "nothing fits" if best is None else f"{best.arrangement.key}; {best.setting.text}",
+                "" if best is None else f"{best.seconds:.3g}",
+                "" if tokens is None else f"{tokens:,.0f}",
+            ]
+        )
+        numbers.append(
+            {
+                "case": case.name,
+                "seconds": seconds,
+                "limit_s": limit_s,
+                "layouts": len(space.arrangements),
+                "priced": outcome.priced,
+                "least_seconds_left": left,
+                "ended": dict(sorted(outcome.ended.items())),
+                "answers": [{"seconds": node.seconds, "text": node.text} for node in outcome.answers],
+            }
+        )
+    keep(
+        Found(
+            name="search",
+            title="Time of `shardwright search`",
+            columns=["search", "s", "limit", "layouts", "priced", "certain", "best", "step, s", "tokens/s a device"],
+            rows=rows,
+            headline="; ".join(f"{row[0]} {row[1]} s of {row[2]}, certain: {row[5].split(':')[0]}" for row in rows),
+            notes=[f"{processes_here()} processes; the limits are for two idle cores."],
+            numbers=numbers,
+        ),
+        options.load_before,
+    )
+
+
+if __name__ == "__main__":
+    main()
