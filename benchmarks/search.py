@@ -21,7 +21,7 @@ KEPT = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A search and the longest time that it may take."""
+    """A search and the longest time that it may take. ``rests``: the dtype of weights and moments at rest."""
 
     name: str
     model: str
@@ -30,7 +30,7 @@ class Case:
     length: int
     limit_s: float
     engine: str = "jax"
-    options: tuple[tuple[str, str], ...] = ()
+    rests: str = "float32"
 
 
 CASES = (
@@ -42,7 +42,7 @@ CASES = (
         batch=1024,
         length=4096,
         limit_s=120,
-        options=(("weights_dtype", "bfloat16"), ("moments_dtype", "bfloat16")),
+        rests="bfloat16",
     ),
     Case(
         name="671B on 128 v5p",
@@ -51,7 +51,7 @@ CASES = (
         batch=1024,
         length=4096,
         limit_s=120,
-        options=(("weights_dtype", "bfloat16"), ("moments_dtype", "bfloat16")),
+        rests="bfloat16",
     ),
     Case(name="671B on 2,048 H100", model="deepseek3-671b", chips="h100:256x8", batch=8192, length=4096, limit_s=600),
 )
@@ -67,8 +67,13 @@ def main() -> None:
             continue
         limit_s = case.limit_s / 10 if options.quick else case.limit_s
         asked = PlanOptions(
-            chips=case.chips, batch=case.batch, length=case.length, engine=case.engine, **dict(case.options)
-        )  # pyright: ignore[reportArgumentType]
+            chips=case.chips,
+            batch=case.batch,
+            length=case.length,
+            engine=case.engine,
+            weights_dtype=case.rests,
+            moments_dtype=case.rests,
+        )
         typed = typed_request(case.model, "fsdp", asked)
         assert typed.machine is not None
         free = Free(policies=policies_of(typed.request.table, to_host=False))
