@@ -42,6 +42,9 @@ KEPT = 10
 NEAR = 1.1
 """A layout is near the best if its step takes at most so many times as long."""
 
+REACHED = 0.99
+"""A search has reached the experts' layout if their step takes at least this share of the best that it found."""
+
 
 def experts() -> tuple[Published, ...]:
     """Published steps with other models, layouts or chips each, those of the largest machines last."""
@@ -133,12 +136,18 @@ def _saved() -> dict[str, dict[str, Any]]:
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     """The lines of the page."""
-    timed = [row for row in rows.values() if row.get("ratio") is not None]
-    near = [row for row in timed if row["within_first"] or row["ratio"] <= NEAR]
     legal = [row for row in rows.values() if not set(row.get("errors", ["refused"])) - {TOO_LARGE}]
+    fitting = [row for row in legal if not row["errors"]]
+    timed = [row for row in fitting if row.get("ratio") is not None]
+    reached = [row for row in timed if row["ratio"] >= REACHED]
+    near = [row for row in reached if row["within_first"] or row["ratio"] <= NEAR]
+    budgets = sorted({f"{row['budget_s']:g}" for row in rows.values()})
+    certain = sum(row.get("complete", False) for row in timed)
     yield (
-        f"{len(rows)} published layouts: {len(legal)} are legal, {len(timed)} have an answer beside them, and {len(near)} of these are among "
-        f"the first {KEPT} or take at most {NEAR - 1:.0%} longer."
+        f"{len(rows)} published layouts, each with a search of {' or '.join(budgets)} s in one process on a machine with other load. {len(legal)} have "
+        f"no error but memory, and {len(fitting)} fit. Of these a search found an answer for {len(timed)}. For {len(reached)} it is as fast as the "
+        f"experts' layout or faster, and {len(near)} of the experts' are then among its first {KEPT} or take at most {NEAR - 1:.0%} longer. "
+        f"Only {certain} of the {len(timed)} searches were complete: the others say what was found, not what is the best."
     )
     yield ""
     yield "| model | chips | the experts' layout | s | errors | best that was found | s | ratio | faster ones | complete | it loses by |"
