@@ -111,6 +111,8 @@ def _plan(request: Request, machine: Machine) -> Plan:
 
 def _search(request: Request, machine: Machine, budget_s: float) -> tuple[Outcome, Solver]:
     free = Free(policies=(TriedPolicy(text=request.remat),), precisions={"": request.precision})
+    # Which layers a stage has is of the experts' stages: a search shares them out by their work.
+    request = replace(request, stages=None)
     solver = Solver(request=request, machine=machine, free=free)
     search = Search(solver, space_of(request, machine), keep=KEPT, budget_s=budget_s)
     return search.run(), solver
