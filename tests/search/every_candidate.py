@@ -111,7 +111,11 @@ def candidates_of(arrangement: Arrangement, solver: Solver) -> Iterator[Node]:
     )
     settings: dict[Setting, None] = {}
     for setting, policy, microbatches, chunks, shared, once, (schedule, virtual) in rows:
-        if schedule is not None and not SCHEDULES[schedule].runs(arrangement.sizes["stage"], virtual, microbatches):
+        # Chunks without a layer are no part of the space.
+        if schedule is not None and (
+            arrangement.sizes["stage"] * virtual > request.table.num_layers
+            or not SCHEDULES[schedule].runs(arrangement.sizes["stage"], virtual, microbatches)
+        ):
             continue
         changed = replace(
             setting,

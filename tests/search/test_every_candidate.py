@@ -24,7 +24,7 @@ QUESTIONS = tuple(
 )
 
 
-@pytest.mark.parametrize("question", some(QUESTIONS, (1, 10, 19)), ids=str)
+@pytest.mark.parametrize("question", some(QUESTIONS, (2, 5, 15)), ids=str)
 def test_of_some_layouts_nothing_is_faster_than_the_answer(question: Question) -> None:
     random = Random(str(question))
     solver = with_policies(question.solver(random), random, 4)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import inf
 from typing import Literal
 
@@ -171,11 +172,13 @@ class Solver:
     def _smallest(self, node: Node) -> Node | None:
         """The candidate of an arrangement that needs the least memory, ``unfit`` if it does not fit; None if there is no plan."""
         smallest: Node | None = None
-        for policy in self.free.policies[-2:]:
+        numbers = microbatches_of(node.arrangement, self.request, self.free)
+        # One has no sums of gradients, which two or more have.
+        for policy, number in product(self.free.policies[-2:], dict.fromkeys((numbers[-1], numbers[0]))):
             setting = replace(
                 node.setting,
                 remat=policy.text,
-                microbatches=microbatches_of(node.arrangement, self.request, self.free)[-1],
+                microbatches=number,
                 loss_chunks=self.free.loss_chunks[-1],
                 once=False,
                 schedule=None,
@@ -209,8 +212,8 @@ class Solver:
                     break
 
     def _fewest(self, node: Node, setting: Setting, numbers: Sequence[int]) -> tuple[int, Setting] | None:
-        """The setting with the fewest microbatches with which it fits, and the bytes of a device: more never need more memory. None if it does
-        not with the most. Of stages by the engine's own schedule, which needs the least."""
+        """The setting with the fewest microbatches with which it fits, and the bytes of a device: more never need more memory, but for
+        sums of gradients that one has not. None if it fits with neither one nor the most. Of stages by the engine's own schedule, which needs the least."""
 
         def held_with(number: int) -> int:
             smallest = replace(setting, microbatches=number)
@@ -220,6 +223,9 @@ class Solver:
             return NO_LIMIT + 1 if held is None else held
 
         last = len(numbers) - 1
+        held = held_with(numbers[0])
+        if held <= self.limit_bytes:
+            return held, replace(setting, microbatches=numbers[0])
         held = held_with(numbers[last])
         if held > self.limit_bytes:
             return None

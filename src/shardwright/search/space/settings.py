@@ -132,15 +132,12 @@ def settings_of(arrangement: Arrangement, request: Request, free: Free) -> Itera
     the loss. Of stages these have one microbatch and a plain schedule: ``microbatches_in_stages`` and ``schedules_of`` go on from them."""
     roles = {entry.elsewhere for entry in arrangement.layout.entries.values()}
     stages = "stage" in roles
-    replicas = prod(
-        size for axis, size in arrangement.sizes.items() if arrangement.layout.entries[axis].elsewhere == "data"
-    )
     ways = product(
         free.moves_of_attention if "context" in roles else ("gather",),
         _moves_of_experts(arrangement, request, free),
         free.precisions,
-        # Replicas that share an update are never slower, but a number that divides no dim of a weight cannot.
-        (False,) if replicas == 1 else (True,) if replicas & (replicas - 1) == 0 else (True, False),
+        # Replicas that share an update need less memory, and more messages. The smaller comes first.
+        (True, False) if "data" in roles else (False,),
     )
     for attention, experts, precision, shared_update in ways:
         yield Setting(
@@ -178,24 +175,15 @@ def microbatches_in_stages(
 
 def schedules_of(arrangement: Arrangement, setting: Setting, request: Request, free: Free) -> Iterator[Setting]:
     """A setting of stages with each schedule, number of chunks of layers and of the loss that run with its microbatches."""
-    ranks, loss_chunks = arrangement.sizes["stage"], _loss_chunks_in_stages(arrangement, setting, request, free)
+    ranks = arrangement.sizes["stage"]
     for name in free.schedules or SCHEDULES_OF[request.engine]:
         schedule = SCHEDULES[name]
         for virtual in CHUNKS if schedule.virtual is None else (schedule.virtual,):
             if ranks * virtual > request.table.num_layers or (name == "interleaved" and virtual == 1):
                 continue
             if schedule.runs(ranks, virtual, setting.microbatches):
-                for chunks in loss_chunks:
+                for chunks in free.loss_chunks:
                     yield replace(setting, schedule=name, virtual=virtual, loss_chunks=chunks)
-
-
-def _loss_chunks_in_stages(arrangement: Arrangement, setting: Setting, request: Request, free: Free) -> tuple[int, ...]:
-    """All, but for stages that share the chunks of a loss the most where they divide the tokens of a device."""
-    sizes, entries = arrangement.sizes, arrangement.layout.entries
-    shards = prod(size for axis, size in sizes.items() if entries[axis].elsewhere not in ("stage", "tensor"))
-    rows = request.batch * request.length // (shards * setting.microbatches)
-    most = free.loss_chunks[-1]
-    return (most,) if request.engine in SHARED_LOSS and rows % most == 0 else free.loss_chunks
 
 
 def microbatches_of(arrangement: Arrangement, request: Request, free: Free) -> tuple[int, ...]:
