@@ -11,7 +11,6 @@ import time
 COMMANDS = (
     "plan",
     "candidates",
-    "search",
     "first_step",
     "initial_values",
     "step",
