@@ -82,7 +82,6 @@ SEARCHES = (
     rest("llama3-test --chips h100:2x4 --batch 16 --engine torch --keep 9"),
     rest("deepseek3-test --chips v5e:2x4 --keep 9"),
     rest("deepseek3-test --chips h100:2x4 --engine torch --remat dots --keep 9 --move moe=all-to-all"),
-    rest("mixtral-test --chips h100:1x7 --batch 14 --keep 9"),
     rest("llama3-test --chips h100:3x8 --batch 24 --remat full --microbatches 1 --keep 9"),
 )
 

@@ -208,7 +208,9 @@ class Solver:
                 # With more chunks only fewer microbatches can be faster.
                 able = tuple(number for number in able if number < setting.microbatches)
                 if not able:
-                    fits_in_fewest.add(policy.text)
+                    # Stages may not have the memory for their best schedule, or for weights that are gathered once.
+                    if node.ranks == 1:
+                        fits_in_fewest.add(policy.text)
                     break
 
     def _fewest(self, node: Node, setting: Setting, numbers: Sequence[int]) -> tuple[int, Setting] | None:
