@@ -102,7 +102,8 @@ def rows_sent_on(request: Request, mesh: Mesh) -> Mapping[str, Mapping[str, int]
 
 def may_overflow(request: Request, mesh: Mesh) -> bool:
     """Whether a device may receive more than its buffers hold."""
-    if request.table.top_k is None:
+    # A model of dense layers alone may be of a family with experts.
+    if request.table.top_k is None or "experts" not in request.table.sizes:
         return False
     largest = token_hops(replace(request, expert_buffer=ROOM_FOR_ALL), mesh)
     return any(hop.buffer_rows < most.buffer_rows for hop, most in zip(token_hops(request, mesh), largest, strict=True))
