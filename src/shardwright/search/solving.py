@@ -36,6 +36,7 @@ from shardwright.cost.stages import with_unit_costs
 from shardwright.search.space.arrangements import Arrangement
 from shardwright.search.space.forms import form_named, layout_of, orders_of
 from shardwright.search.space.settings import (
+    PLAIN,
     Free,
     Setting,
     microbatches_in_stages,
@@ -259,9 +260,13 @@ class Solver:
             sizes = {axis: size for axis, size in arrangement.sizes.items() if axis != "stage"} or {"fsdp": 1}
             layout = layout_of(form_named(arrangement.form), tuple(sizes))
             arrangement = replace(arrangement, layout=layout, sizes=sizes)
-            setting = replace(setting, schedule=None, once=False)
-        price = self._price(replace(node, arrangement=arrangement, setting=setting), machine)
-        return None if price is None or price.seconds is None else price.seconds / node.ranks
+            # Weights of stages may be gathered once a step: without stages that is in one microbatch, where they stay gathered.
+            setting = replace(setting, schedule=None, once=True, microbatches=1)
+        if node.ranks == 1:
+            price = self._price(node, machine)
+            return None if price is None else price.seconds
+        seconds = self._busy_seconds(replace(node, arrangement=arrangement, setting=setting), machine)
+        return None if seconds is None else seconds / node.ranks
 
     def _in_orders(self, node: Node) -> Iterator[Node]:
         """A node of level ``links`` with its axes in each order that is tried."""
@@ -284,9 +289,9 @@ class Solver:
         """Nodes of stages, whose seconds are those of their ranks without what these wait."""
         for setting in settings:
             node = Node(arrangement=arrangement, setting=setting, level=level, seconds=0.0)
-            price = self._price(node, self.machine)
-            if price is not None and price.seconds is not None:
-                yield replace(node, seconds=price.seconds - price.idle_seconds)
+            seconds = self._busy_seconds(node, self.machine)
+            if seconds is not None:
+                yield replace(node, seconds=seconds)
 
     def _choice(self, node: Node) -> Node | None:
         """A choice with its own seconds and bytes; None if it has no time or does not fit."""
@@ -297,6 +302,21 @@ class Solver:
         if price.seconds is None or price.bytes_per_device > self.limit_bytes:
             return None
         return replace(node, seconds=price.seconds, bytes_per_device=price.bytes_per_device)
+
+    def _busy_seconds(self, node: Node, machine: Machine) -> float | None:
+        """Of a step without what ranks wait, with the plain schedule and the number of chunks of the loss that are the fastest, less ``EQUAL`` of
+        them: another placement of stages shares out updates otherwise. None if none has a time."""
+        schedules = (None,) if node.setting.schedule is None else PLAIN[self.request.engine]
+        settings = [
+            replace(node.setting, schedule=schedule, loss_chunks=chunks)
+            for schedule in schedules
+            for chunks in self.free.loss_chunks
+        ]
+        prices = [self._price(replace(node, setting=setting), machine) for setting in settings]
+        timed = [
+            price.seconds - price.idle_seconds for price in prices if price is not None and price.seconds is not None
+        ]
+        return (1 - EQUAL) * min(timed) if timed else None
 
     def _price(self, node: Node, machine: Machine) -> Price | None:
         """The price on chips of a memory without limit, in which stages are shared out by time alone."""

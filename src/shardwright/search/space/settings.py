@@ -43,8 +43,9 @@ SCHEDULES_OF = {"jax": ("circular",), "torch": ("1f1b", "interleaved", "zero-bub
 """The schedules that each engine runs, without those that another one here always equals or beats."""
 
 
-PLAIN = {"jax": "circular", "torch": "gpipe"}
-"""A schedule of each engine that runs with any number of microbatches."""
+PLAIN = {"jax": ("circular",), "torch": ("gpipe", "zero-bubble")}
+"""Schedules of each engine that run with any number of microbatches: one that gathers weights for each pass, and one that gathers them once a
+step. One of them has the passes of any other schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +149,7 @@ def settings_of(arrangement: Arrangement, request: Request, free: Free) -> Itera
             loss_chunks=free.loss_chunks[-1 if stages and request.engine in SHARED_LOSS else 0],
             microbatches=1 if stages else free.microbatches or 1,
             once=stages and request.engine in GATHERED_ONCE and not roles.isdisjoint(STORING),
-            schedule=PLAIN[request.engine] if stages else None,
+            schedule=PLAIN[request.engine][0] if stages else None,
         )
 
 
