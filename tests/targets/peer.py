@@ -238,9 +238,10 @@ BUFFERS = """
 
 With two experts per chip no weight of an expert is gathered: a ragged all-to-all over all chips sends tokens to their experts.
 In a dropless run all tokens of all chips could be assigned to the two experts of one chip. A buffer for that would hold 32 times
-the even share, which by the plan's estimate exceeds the memory of a v5p. So this layout needs `--expert-buffer`: a capacity of that
+the even share, which by the plan's estimate exceeds the memory of a v5p. So these programs were compiled with `--expert-buffer`: a capacity of that
 many even shares of tokens on each chip. A run whose routing sends more to a chip **stops with a message**: no token is dropped,
-the step is not saved, and the run resumes from its last checkpoint with a larger buffer or without one. Only the training run shows
+the step is not saved, and the run resumes from its last checkpoint with a larger buffer or without the option. Without it buffers have 1.25 even
+shares, and JAX compiles the step again with larger ones where a chip receives more ([SW405](findings/SW405.md)). Only the training run shows
 whether a router stays below; nothing here measures it. The collectives send only the tokens, whatever the capacity. But all
 figures here count buffers, so they include the capacity.
 
