@@ -21,7 +21,7 @@ from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.model.forward import loss_of, through_layers
 from shardwright.layouts import load_layout
 from shardwright.models import build
-from shardwright.models.parts.ends import BATCH_FIELDS
+from shardwright.models.layers.ends import BATCH_FIELDS
 from tests.matrix import rest
 
 ROWS, LENGTH = 2, 256

@@ -153,6 +153,23 @@ def refusing_engines(root: Path, files: Iterable[Path]) -> list[str]:
     return wrong
 
 
+DERIVED = {"contracted", "summed", "feeds", "beside", "reads", "storage", "torch_dims", "ends_layer", "hugging_face"}
+"""Fields of a table's rows that follow from the program of a model (``core/program/``)."""
+
+
+def typed_rows(root: Path, files: Iterable[Path]) -> list[str]:
+    """Files of ``models`` that type what a row of a table derives from the program."""
+    wrong = []
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        if not name.startswith("src/shardwright/models/"):
+            continue
+        calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
+        typed = sorted({word.arg for call in calls for word in call.keywords if word.arg in DERIVED})
+        wrong += [f"{name} types {', '.join(map(str, typed))}: it follows from the program"] * bool(typed)
+    return wrong
+
+
 _DIMS = re.compile(r"^_?[a-z][a-z0-9_]*_([A-Z]{1,6})$")
 
 

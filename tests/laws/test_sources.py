@@ -16,6 +16,7 @@ from tests.laws.sources import (
     python_files,
     refusing_engines,
     too_long,
+    typed_rows,
     without_docstring,
 )
 
@@ -28,7 +29,15 @@ def test_the_sources_are_found() -> None:
 
 @pytest.mark.parametrize(
     "law",
-    [too_long, named_after_nothing, without_docstring, mutable_dataclasses, refusing_engines, dims_without_legend],
+    [
+        too_long,
+        named_after_nothing,
+        without_docstring,
+        mutable_dataclasses,
+        refusing_engines,
+        dims_without_legend,
+        typed_rows,
+    ],
 )
 def test_law_holds(law: Callable[[Path, Iterable[Path]], list[str]]) -> None:
     wrong = law(ROOT, FILES)
@@ -107,3 +116,16 @@ def test_a_shape_suffix_without_a_legend_is_noticed(tmp_path: Path) -> None:
     ]
     write(tmp_path, "src/shardwright/engine_jax/layers/product.py", text.replace("M embed", "M embed, F mlp"))
     assert dims_without_legend(tmp_path, [file]) == []
+
+
+def test_a_row_that_is_typed_is_noticed(tmp_path: Path) -> None:
+    files = [
+        write(
+            tmp_path, "src/shardwright/models/layers/a.py", "row(name='x', contracted=(), hugging_face='x.weight')\n"
+        ),
+        write(tmp_path, "src/shardwright/models/layers/b.py", "attention.product('B L M, M F -> B L F', x, 'up')\n"),
+        write(tmp_path, "src/shardwright/core/program/rows.py", "row(contracted=())\n"),
+    ]
+    assert typed_rows(tmp_path, files) == [
+        "src/shardwright/models/layers/a.py types contracted, hugging_face: it follows from the program"
+    ]

@@ -3,7 +3,8 @@
 overrides.py     any dimension of a model set from text
 hugging_face.py  names and dims of published checkpoints
 
-parts/       shared by families: rows of attention, feed-forward layers, experts, embedding and logits
+parts/       shared by families: the numbers of an architecture
+layers/      shared by families: attention, feed-forward layers, experts, embedding and logits, as programs
 llama3/      test, 1b, 8b, 70b, 405b
 mixtral/     test, 8x7b, 8x22b
 deepseek3/   test, 16b, 671b

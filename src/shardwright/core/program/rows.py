@@ -109,6 +109,7 @@ def _moves(
     program: Program, sums: ProgramSums, layers: Mapping[str, Layer], of_batch: frozenset[Value]
 ) -> Iterator[Move]:
     rows: dict[tuple[str, str], Move] = {}
+    takes, adds = ([step for step in program.steps if isinstance(step.does, kind)] for kind in (Take, Add))
     for step in _listed(program, of_batch):
         assert isinstance(step.does, Take)
         (source,), target = step.inputs, step.output
@@ -121,7 +122,7 @@ def _moves(
             renamed=step.does.renamed or None,
             kind=step.does.kind,
             ends_layer=in_layer and layers[str(step.stack)].ends(step),
-            beside=_beside(program, step) if in_layer else "",
+            beside=_beside(takes, adds, step) if in_layer else "",
         )
         if rows.setdefault((move.source, move.target), move) != move:
             raise InputError(f"'{move.source}' is taken to '{move.target}' in two ways. Give one of them another name.")
@@ -143,15 +144,14 @@ def _listed(program: Program, of_batch: frozenset[Value]) -> list[Step]:
     return [steps[number] for number in sorted(takes, key=key)]
 
 
-def _beside(program: Program, step: Step) -> str:
+def _beside(takes: Sequence[Step], sums: Sequence[Step], step: Step) -> str:
     """Another part of the layer: the one that takes the same value before, or whose result is added to the same sum after."""
-    target = step.output
-    takes = [other for other in program.steps if isinstance(other.does, Take) and other.stack == step.stack]
+    takes = [other for other in takes if other.stack == step.stack]
     for other in takes[: takes.index(step)]:
         if other.inputs == step.inputs:
             return other.output.row
-    for added in program.steps:
-        if isinstance(added.does, Add) and target in added.inputs[:-1]:
+    for added in sums:
+        if step.output in added.inputs[:-1]:
             last = next(other for other in takes if other.output is added.inputs[-1])
             return last.inputs[0].row
     return ""

@@ -40,8 +40,8 @@ from shardwright.engine_jax.experts.rows import (
 from shardwright.engine_jax.io.dtypes import kept as kept_in
 from shardwright.engine_jax.io.layer_io import ExpertLinks, InUse, Links, LowPrecision, index_of, size_of
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
+from shardwright.models.layers.ends import NO_DOCUMENT
 from shardwright.models.parts.architecture import Experts
-from shardwright.models.parts.ends import NO_DOCUMENT
 
 
 class MoeCounts(NamedTuple):

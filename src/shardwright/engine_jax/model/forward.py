@@ -41,8 +41,8 @@ from shardwright.engine_jax.layers.norm import rms_norm
 from shardwright.engine_jax.layers.order import weight_first
 from shardwright.engine_jax.layers.rotary import Angles
 from shardwright.engine_jax.model.scan import Layer, scanned
+from shardwright.models.layers.decoder import AFTER_ATTENTION
 from shardwright.models.parts.architecture import Architecture, Stack
-from shardwright.models.parts.feed_forward import AFTER_ATTENTION
 
 
 class Forward(NamedTuple):

@@ -38,7 +38,7 @@ from shardwright.engine_jax.precision.delayed import factors_of, reduced_amaxes,
 from shardwright.engine_jax.stages.loop import sums_of_stages
 from shardwright.engine_jax.training.optimizer import apply_gradients
 from shardwright.engine_jax.training.state import Leaf, State, abstract_state, rounded
-from shardwright.models.parts.ends import BATCH_FIELDS
+from shardwright.models.layers.ends import BATCH_FIELDS
 from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names, stacked_names
 
 Arrays = Mapping[str, jax.Array]

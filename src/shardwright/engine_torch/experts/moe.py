@@ -31,8 +31,8 @@ from shardwright.engine_torch.io.dtypes import kept as kept_in
 from shardwright.engine_torch.io.layer_io import ExpertLinks, InUse, Links, LowPrecision
 from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.io.redistribute import gathered as all_gathered
+from shardwright.models.layers.ends import NO_DOCUMENT
 from shardwright.models.parts.architecture import Experts
-from shardwright.models.parts.ends import NO_DOCUMENT
 
 
 class MoeCounts(NamedTuple):

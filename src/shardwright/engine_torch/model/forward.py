@@ -19,8 +19,8 @@ from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.layers.mlp import feed_forward
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.layers.rotary import Angles
+from shardwright.models.layers.decoder import AFTER_ATTENTION
 from shardwright.models.parts.architecture import Architecture, Stack
-from shardwright.models.parts.feed_forward import AFTER_ATTENTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 from shardwright.core.model.table import ModelTable
 from shardwright.models.deepseek3.sizes import DeepSeek3Config
+from shardwright.models.layers.published import ENDS, FEED_FORWARD, NORMS
+from shardwright.models.layers.table import table_of
 from shardwright.models.parts.architecture import Architecture, Experts, LatentAttention, Stack
-from shardwright.models.parts.assemble import assemble
-from shardwright.models.parts.experts import PublishedNames
 from shardwright.models.parts.size import Size
 
-NAMES = PublishedNames(
-    router="mlp.gate.weight",
-    bias="mlp.gate.e_score_correction_bias",
-    gate="mlp.experts.{expert}.gate_proj.weight",
-    up="mlp.experts.{expert}.up_proj.weight",
-    down="mlp.experts.{expert}.down_proj.weight",
-    shared="mlp.shared_experts",
-)
+PUBLISHED = {
+    **ENDS,
+    **NORMS,
+    **FEED_FORWARD,
+    "attention.q": "self_attn.q_proj.weight",
+    "attention.q_down": "self_attn.q_a_proj.weight",
+    "attention.q_norm": "self_attn.q_a_layernorm.weight",
+    "attention.q_up": "self_attn.q_b_proj.weight",
+    "attention.kv_down": "self_attn.kv_a_proj_with_mqa.weight",
+    "attention.kv_norm": "self_attn.kv_a_layernorm.weight",
+    "attention.kv_up": "self_attn.kv_b_proj.weight",
+    "attention.o": "self_attn.o_proj.weight",
+    "router.kernel": "mlp.gate.weight",
+    "router.bias": "mlp.gate.e_score_correction_bias",
+    **{f"moe.{name}": f"mlp.experts.{{expert}}.{name}_proj.weight" for name in ("gate", "up", "down")},
+    **{f"shared.{name}": f"mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")},
+}
 LATENT_NORM_EPS = 1e-6
 """Epsilon of the norms of the latents in the published code. ``norm_eps`` of the config is for the other norms."""
 
@@ -64,4 +73,4 @@ def architecture(config: DeepSeek3Config) -> Architecture:
 
 def table(name: str, size: Size[DeepSeek3Config]) -> ModelTable:
     """The table of a DeepSeek-V3 model of any size."""
-    return assemble("deepseek3", name, architecture(size.config), size, NAMES)
+    return table_of("deepseek3", name, architecture(size.config), size, PUBLISHED)

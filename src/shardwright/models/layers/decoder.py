@@ -14,6 +14,9 @@ from shardwright.models.layers.feed_forward import feed_forward
 from shardwright.models.layers.latent_attention import latent_attention
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
 
+AFTER_ATTENTION = "residual.middle"
+"""The residual stream between the two parts of a layer."""
+
 
 @lru_cache(maxsize=64)
 def program_of(architecture: Architecture) -> Program:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from shardwright.core.model.table import ModelTable
+from shardwright.models.layers.published import ENDS, FEED_FORWARD, GROUPED_QUERY_ATTENTION, NORMS
+from shardwright.models.layers.table import table_of
 from shardwright.models.llama3.sizes import Llama3Config
 from shardwright.models.parts.architecture import Architecture, GroupedQueryAttention, Stack
-from shardwright.models.parts.assemble import assemble
 from shardwright.models.parts.size import Size
+
+PUBLISHED = {**ENDS, **NORMS, **GROUPED_QUERY_ATTENTION, **FEED_FORWARD}
 
 
 def architecture(config: Llama3Config) -> Architecture:
@@ -30,4 +33,4 @@ def architecture(config: Llama3Config) -> Architecture:
 
 def table(name: str, size: Size[Llama3Config]) -> ModelTable:
     """The table of a Llama 3 model of any size."""
-    return assemble("llama3", name, architecture(size.config), size)
+    return table_of("llama3", name, architecture(size.config), size, PUBLISHED)

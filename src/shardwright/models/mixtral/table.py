@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from shardwright.core.model.table import ModelTable
+from shardwright.models.layers.published import ENDS, GROUPED_QUERY_ATTENTION, NORMS
+from shardwright.models.layers.table import table_of
 from shardwright.models.mixtral.sizes import MixtralConfig
 from shardwright.models.parts.architecture import Architecture, Experts, GroupedQueryAttention, Stack
-from shardwright.models.parts.assemble import assemble
-from shardwright.models.parts.experts import PublishedNames
 from shardwright.models.parts.size import Size
 
-NAMES = PublishedNames(
-    router="block_sparse_moe.gate.weight",
-    gate="block_sparse_moe.experts.{expert}.w1.weight",
-    up="block_sparse_moe.experts.{expert}.w3.weight",
-    down="block_sparse_moe.experts.{expert}.w2.weight",
-)
+PUBLISHED = {
+    **ENDS,
+    **NORMS,
+    **GROUPED_QUERY_ATTENTION,
+    "router.kernel": "block_sparse_moe.gate.weight",
+    "moe.gate": "block_sparse_moe.experts.{expert}.w1.weight",
+    "moe.up": "block_sparse_moe.experts.{expert}.w3.weight",
+    "moe.down": "block_sparse_moe.experts.{expert}.w2.weight",
+}
 
 
 def architecture(config: MixtralConfig) -> Architecture:
@@ -45,4 +48,4 @@ def architecture(config: MixtralConfig) -> Architecture:
 
 def table(name: str, size: Size[MixtralConfig]) -> ModelTable:
     """The table of a Mixtral model of any size."""
-    return assemble("mixtral", name, architecture(size.config), size, NAMES)
+    return table_of("mixtral", name, architecture(size.config), size, PUBLISHED)
