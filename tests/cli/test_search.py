@@ -77,7 +77,8 @@ def said(capsys: pytest.CaptureFixture[str], line: str) -> tuple[int, dict[str, 
 
 
 SEARCHES = (
-    "mixtral-test --chips h100:2x4 --batch 16 --remat dots --microbatches 2 --keep 4",
+    "llama3-test --chips h100:2x4 --batch 16 --remat dots --microbatches 2 --keep 4",
+    rest("mixtral-test --chips h100:2x4 --batch 16 --remat dots --microbatches 2 --keep 4"),
     rest("llama3-test --chips h100:1x8 --keep 9 --precision auto"),
     rest("llama3-test --chips h100:2x4 --batch 16 --engine torch --keep 9"),
     rest("deepseek3-test --chips v5e:2x4 --keep 9"),

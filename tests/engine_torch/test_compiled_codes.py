@@ -119,6 +119,7 @@ class Surrounded(nn.Module):
         return self.head(self.frozen(self.second(self.first(x))))
 
 
+@pytest.mark.matrix
 def test_what_is_computed_again_tied_or_frozen_has_the_same_bits_too() -> None:
     found = []
     for way in (compiled, lambda module: module):
