@@ -53,6 +53,11 @@ def test_a_survivor_without_a_reason_ends_with_1(capsys: pytest.CaptureFixture[s
 
 
 def test_stale_survivors_are_found() -> None:
-    there = ("core/model/capacity.py", "Traffic.buffer_rows", "return ceil(min(self.most, factor * self.assignments))", "")
+    there = (
+        "core/model/capacity.py",
+        "Traffic.buffer_rows",
+        "return ceil(min(self.most, factor * self.assignments))",
+        "",
+    )
     gone = [("core/model/capacity.py", "f", "return no_such_name", ""), ("core/no_such_file.py", "f", "return", "")]
     assert stale([there, *gone]) == gone
