@@ -26,6 +26,7 @@ class Draft:
     def __init__(self, *, sizes: Mapping[str, int], initializer_stddev: float) -> None:
         self.sizes, self.initializer_stddev = dict(sizes), initializer_stddev
         self._fields: list[Value] = []
+        self._present: set[Value] = set()
         self._steps: list[Step] = []
         self._stacks: list[LayerStack] = []
         self._section, self._stack = "", None
@@ -47,15 +48,16 @@ class Draft:
         """A field of the batch."""
         value = Value(name=name, component="input", dims=read_dims(dims), row=name, dtype=dtype)
         self._fields.append(value)
+        self._present.add(value)
         return value
 
     def layers(self, name: str, num: int, layer: Callable[[Value], Value], stream: Value) -> Value:
         """``num`` layers, each of which makes a stream of the stream."""
         if any(stack.name == name for stack in self._stacks):
             raise InputError(f"two stacks are called '{name}'. Each has a name of its own.")
-        self._stack = name
+        outside, self._stack = set(self._present), name
         output = layer(stream)
-        self._stack = None
+        self._stack, self._present = None, outside | {output}
         if (output.name, output.dims) != (stream.name, stream.dims):
             raise InputError(f"a layer of '{name}' gets {stream} and returns {output}. The next layer needs {stream}.")
         first = sum(stack.num for stack in self._stacks)
@@ -90,6 +92,12 @@ class Draft:
 
     def record(self, does: Primitive, inputs: Sequence[Value], outputs: Sequence[Value], *weights: WeightUse) -> Value:
         """Adds a step; returns its first output."""
+        absent = [value for value in inputs if value not in self._present]
+        if absent:
+            raise InputError(
+                f"{absent[0]} is of another layer or of another program. A layer has its input, and what is made before the layers."
+            )
+        self._present.update(outputs)
         for output in outputs:
             key = (self._stack, output.name)
             if output.name and key in self._names:
@@ -100,7 +108,10 @@ class Draft:
             tied = self._stack is None and key in self._weights
             if key in self._weights and not tied:
                 raise InputError(f"weight '{weight.name}' is used twice in a layer. Give each its own name.")
-            if tied and self._weights[key].shape != weight.shape:
+            if tied and (self._weights[key].shape, self._weights[key].logical_axes) != (
+                weight.shape,
+                weight.logical_axes,
+            ):
                 raise InputError(
                     f"weight '{weight.name}' is {self._weights[key].shape} and {weight.shape}. One weight has one shape."
                 )

@@ -87,7 +87,7 @@ class Part:
 
     def norm(self, x: Value, scale: str, name: str = "", *, eps: float) -> Value:
         """RMS norm over the last dim, times a weight."""
-        self._here(x)
+        self._numbers(x)
         if LETTERS[x.dims[-1]] in shardable(self._component):
             raise InputError(
                 f"a norm over {LETTERS[x.dims[-1]]}, which layouts shard in {self._component}: its mean is of one shard."
@@ -156,6 +156,11 @@ class Part:
             raise InputError(
                 f"attention: queries {' '.join(q.dims)}, keys {' '.join(k.dims)}, values {' '.join(v.dims)}. Needed: B T H D, B S K D and "
                 "B S K D, or heads H for all."
+            )
+        num_heads = [self._draft.size_of(value.dims[2], value.sizes) for value in (q, k)]
+        if num_heads[0] % num_heads[1]:
+            raise InputError(
+                f"{num_heads[0]} query heads share {num_heads[1]} KV heads. Their number is a multiple of it."
             )
         size = {self._draft.size_of("D", value.sizes) for value in (q, k)}
         if len(size) > 1:
@@ -321,6 +326,13 @@ class Part:
             frozen=frozen,
         )
 
+    def _numbers(self, *values: Value) -> None:
+        """Refuses values that have no cotangent."""
+        self._here(*values)
+        for value in values:
+            if not value.is_float:
+                raise InputError(f"{value} has whole numbers of a batch. Give a value that is computed.")
+
     def _here(self, *values: Value) -> None:
         for value in values:
             if value.component != self._component:
@@ -329,12 +341,12 @@ class Part:
                 )
 
     def _has(self, x: Value, dims: tuple[str, ...], where: str) -> None:
-        self._here(x)
+        self._numbers(x)
         if x.dims != dims:
             raise InputError(f"{where}: its input is {x}, which has dims {' '.join(x.dims)}.")
 
     def _alike(self, x: Value, y: Value, where: str) -> None:
-        self._here(x, y)
+        self._numbers(x, y)
         if (x.dims, x.sizes) != (y.dims, y.sizes):
             raise InputError(
                 f"{where}: {x} has dims {' '.join(x.dims)} and {y} has {' '.join(y.dims)}. Both need the same."
@@ -343,15 +355,22 @@ class Part:
 
 def _change_of(x: Value, target: tuple[str, ...]) -> tuple[Any, dict[str, str]]:
     """The kind of a move, and what is renamed in it."""
-    if {dim for dim in x.dims if dim not in TOKENS | {"A", "X", "C"}} != {
-        dim for dim in target if dim not in TOKENS | {"A", "X", "C"}
-    }:
+    exchanged = ("X" in x.dims) != ("X" in target)
+    free = TOKENS | ({"A", "X", "C"} if exchanged else frozenset())
+    kept, needed = (tuple(dim for dim in dims if dim not in free) for dims in (x.dims, target))
+    if kept != needed or ("X" in target and "C" not in target) or len(_tokens_of(x.dims)) != len(_tokens_of(target)):
         raise InputError(
-            f"{x} has dims {' '.join(x.dims)}, and is taken as {' '.join(target)}. Only what its tokens are for may change."
+            f"{x} has dims {' '.join(x.dims)}, and is taken as {' '.join(target)}. Only what its tokens are for may change: L, T, S, or "
+            "groups G of U."
         )
-    if ("X" in x.dims) != ("X" in target):
+    if exchanged:
         return ("dispatch" if "X" in target else "combine"), {}
-    source, new = (next((dim for dim in dims if dim in "LTSG"), "") for dims in (x.dims, target))
+    (source,), (new,) = _tokens_of(x.dims), _tokens_of(target)
     renamed = {} if source == new else {LETTERS[source]: LETTERS[new]}
     attended = {source, new} & {"T", "S"} if source != new and x.is_float else set()
     return ("keys" if "S" in attended else "queries" if "T" in attended else "stream"), renamed
+
+
+def _tokens_of(dims: tuple[str, ...]) -> tuple[str, ...]:
+    """The dims of a row's tokens: groups stand for their tokens too, if these are there or in slots."""
+    return tuple(dim for dim in dims if dim in "LTS" or (dim == "G" and {"U", "C"} & {*dims}))
