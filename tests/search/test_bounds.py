@@ -130,6 +130,7 @@ def test_a_budget_that_ends_before_the_first_bound_says_so(solver: Solver, space
     assert outcome.answers
 
 
+@pytest.mark.matrix
 def test_more_memory_more_layouts_and_faster_links_are_never_worse(
     solver: Solver, space: Space, memory: Memory
 ) -> None:
