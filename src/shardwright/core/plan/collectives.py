@@ -376,5 +376,5 @@ def _merged(
 def _joined(equal: Sequence[PlannedCollective]) -> PlannedCollective:
     if len(equal) == 1:
         return equal[0]
-    names = dict.fromkeys(name for one in equal for name in one.tensors)
-    return replace(equal[-1], count_per_step=sum(one.count_per_step for one in equal), tensors=tuple(names))
+    names = dict.fromkeys(name for planned in equal for name in planned.tensors)
+    return replace(equal[-1], count_per_step=sum(planned.count_per_step for planned in equal), tensors=tuple(names))

@@ -122,9 +122,9 @@ def movement(
     """
     return tuple(
         [
-            one
+            collective
             for step, earlier, later in _sent(before, after, tuple(partial), mesh.outline)
-            for one in collectives(
+            for collective in collectives(
                 step.kind, step.axes, max(_elements(earlier, shape, mesh), _elements(later, shape, mesh)), mesh
             )
         ]

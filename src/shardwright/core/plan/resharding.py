@@ -297,7 +297,7 @@ def moves_of_weight(
     found: list[tuple[str, WeightResharding, tuple[Collective, ...], tuple[Collective, ...]]] = []
     for use, component in components.items():
         parts = (use.gathered, use.at_rest, use.scattered), (update.at_rest, update.held, update.scattered)
-        scatters = [one for part in parts for one in movement(*part, shape, mesh)] if placed.gradient else ()
+        scatters = [step for part in parts for step in movement(*part, shape, mesh)] if placed.gradient else ()
         found.append((component, use, movement(use.at_rest, use.gathered, (), shape, mesh), tuple(scatters)))
     return WeightMoves(
         uses=tuple(found),

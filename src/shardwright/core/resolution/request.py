@@ -222,7 +222,7 @@ class Request:
 @lru_cache(maxsize=64)
 def _kept(optimizers: tuple[Kept, ...], moments_dtypes: tuple[str, ...], master_dtype: str | None) -> tuple[Kept, ...]:
     master = () if master_dtype is None else (replace(MASTER, dtype=master_dtype),)
-    own = [one for one in optimizers if one.dtype is None]
+    own = [kept for kept in optimizers if kept.dtype is None]
     dtypes = moments_dtypes if len(moments_dtypes) == len(own) else moments_dtypes * len(own)
     of_own = {one.prefix: dtype for one, dtype in zip(own, dtypes, strict=True)}
-    return (*master, *(replace(one, dtype=of_own.get(one.prefix, one.dtype)) for one in optimizers))
+    return (*master, *(replace(kept, dtype=of_own.get(kept.prefix, kept.dtype)) for kept in optimizers))

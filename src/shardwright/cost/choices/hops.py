@@ -28,7 +28,7 @@ def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
     if whole is None or plan.pipeline is not None or chip is None:
         return plan
     in_one = plan.collectives if whole.route == ONE else _collectives(plan, ONE)
-    over_all = [one for one in in_one if _is_rewritten(plan, one)]
+    over_all = [planned for planned in in_one if _is_rewritten(plan, planned)]
     routes = {_text(plan, over_all, route): route for route in whole.routes(plan.request.hops)}
     if not over_all or not routes:
         return plan
@@ -36,7 +36,10 @@ def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
         name: [(one, hop) for one, of_one in zip(over_all, found, strict=True) for hop in of_one]
         for name, route in routes.items()
         if all(
-            found := [_hops(one.kind, one.axes, one.bytes_per_device, plan.mesh, route, mapping) for one in over_all]
+            found := [
+                _hops(planned.kind, planned.axes, planned.bytes_per_device, plan.mesh, route, mapping)
+                for planned in over_all
+            ]
         )
     }
     seconds = {
@@ -50,7 +53,7 @@ def choose_hops(plan: Plan, mapping: MeshMapping) -> Plan:
     sent = {name: round(sum(hop.sent_bytes * one.count_per_step for one, hop in hops[name])) for name in seconds}
     choice = AutoChoice(what=HOPS, chosen=chosen, wire_bytes=sent, seconds=seconds)
     plan = plan if routes[chosen] == whole.route else _under(plan, routes[chosen])
-    return replace(plan, choices=(*(one for one in plan.choices if one.what != HOPS), choice))
+    return replace(plan, choices=(*(other for other in plan.choices if other.what != HOPS), choice))
 
 
 def in_one(request: Request) -> Request:
@@ -68,7 +71,7 @@ def _text(plan: Plan, over_all: Sequence[PlannedCollective], route: Route) -> st
     assert whole is not None
     by_route = _mesh(plan.mesh, route).whole_slice
     assert by_route is not None
-    found = {axes for axes in {one.axes for one in over_all} if not has_dims(axes, shape, by_route)}
+    found = {axes for axes in {planned.axes for planned in over_all} if not has_dims(axes, shape, by_route)}
     if not found or route != next(iter(whole.routes("two")), ONE):
         return whole.text(route)
     if len(found) > 1:
