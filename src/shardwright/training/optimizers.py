@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
-from shardwright.core.model.optimizer import ADAMW, FIRST, SECOND, Kept, Optimizer
+from shardwright.core.model.optimizer import ADAMW, ADAMW_B1, ADAMW_B2, ADAMW_EPS, FIRST, SECOND, Kept, Optimizer
 from shardwright.training.arithmetic import Arithmetic
 
 Values = Mapping[str, Any]
@@ -110,7 +110,7 @@ def _positive(default: float) -> Constant:
 
 OPTIMIZERS: Mapping[str, Row] = {
     "adamw": Row(
-        constants={"b1": _share(0.9), "b2": _share(0.95), "eps": _positive(1e-8)},
+        constants={"b1": _share(ADAMW_B1), "b2": _share(ADAMW_B2), "eps": _positive(ADAMW_EPS)},
         kept={FIRST: None, SECOND: None},
         formula=_adamw,
         source="arXiv:1711.05101",

@@ -21,6 +21,9 @@ METRICS_FILE = "metrics.jsonl"
 SAVED_METRICS = ("loss", "grad_norm")
 """The metrics of a step that its checkpoint has."""
 
+LEARNING_RATE, WEIGHT_DECAY, CLIP = 3e-4, 0.1, 1.0
+"""Of a run that says nothing else: the highest learning rate, the decoupled decay of matrices, and the largest norm of the gradient."""
+
 STDLIB = "stdlib"
 """The corpus that every machine has: the source text of Python's standard library."""
 
@@ -54,10 +57,10 @@ class RunOptions:
     data: str = STDLIB
     tokenizer: Path | None = None
     stop_after: int | None = None
-    lr: float = 3e-4
+    lr: float = LEARNING_RATE
     warmup: int = 0
-    weight_decay: float = 0.1
-    clip: float = 1.0
+    weight_decay: float = WEIGHT_DECAY
+    clip: float = CLIP
     seed: int = 0
     checkpoint_every: int | None = None
     keep: int | None = None

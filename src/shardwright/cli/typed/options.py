@@ -18,7 +18,7 @@ from shardwright.core.model.precision import TRAINED_IN, UNTRAINED
 from shardwright.core.model.training_only import TrainingOnly
 from shardwright.storage.url import Place, local_path, parsed_place
 from shardwright.training.cluster import JOIN_TIMEOUT_S, STALL_TIMEOUT_S
-from shardwright.training.options import SAVED_METRICS
+from shardwright.training.options import CLIP, LEARNING_RATE, SAVED_METRICS, STDLIB, WEIGHT_DECAY
 
 
 def _whole(text: str) -> int:
@@ -226,7 +226,7 @@ class TrainOptions:
     """Length of the schedule, in steps."""
     out: Annotated[LocalOut, arg(metavar="DIR")]
     """Where metrics.jsonl and the checkpoints go."""
-    data: Annotated[str, arg(metavar="PATH|stdlib")] = "stdlib"
+    data: Annotated[str, arg(metavar="PATH|stdlib")] = STDLIB
     """A text file, a JSONL file, a folder, or the source text of Python's standard library."""
     tokenizer: Annotated[Text, arg(metavar="FILE", help_behavior_hint="(default: that of the weights, else bytes)")] = (
         None
@@ -234,13 +234,13 @@ class TrainOptions:
     """A tokenizer.json."""
     stop_after: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: --steps)")] = None
     """Save and end after this step of the schedule."""
-    lr: Annotated[Number, arg(metavar="F")] = 3e-4
+    lr: Annotated[Number, arg(metavar="F")] = LEARNING_RATE
     """The highest learning rate."""
     warmup: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: a tenth of --steps)")] = None
     """Steps in which the learning rate rises."""
-    weight_decay: Annotated[Number, arg(metavar="F")] = 0.1
+    weight_decay: Annotated[Number, arg(metavar="F")] = WEIGHT_DECAY
     """Weight decay of matrices, decoupled: times the learning rate."""
-    clip: Annotated[Number, arg(metavar="F")] = 1.0
+    clip: Annotated[Number, arg(metavar="F")] = CLIP
     """The largest global norm of the gradient."""
     seed: Annotated[Whole, arg(metavar="S")] = 0
     """Seed of the initial weights and of the order of the data."""

@@ -68,10 +68,12 @@ AVERAGE = Kept(prefix="average/", dtype="float32")
 MASTER = Kept(prefix="master/")
 """A weight in a wider dtype than that in which it is at rest. A step updates it, and the weight is its rounding."""
 
+ADAMW_B1, ADAMW_B2, ADAMW_EPS = 0.9, 0.95, 1e-8
+"""AdamW's constants, as Llama and DeepSeek-V3 publish them (arXiv:2302.13971, section 2.3; arXiv:2412.19437, section 4.2)."""
+
 ADAMW = Optimizer(
     name="adamw",
-    # As Llama and DeepSeek-V3 publish them (arXiv:2302.13971, section 2.3; arXiv:2412.19437, 4.2).
-    constants={"b1": 0.9, "b2": 0.95, "eps": 1e-8},
+    constants={"b1": ADAMW_B1, "b2": ADAMW_B2, "eps": ADAMW_EPS},
     kept=(Kept(prefix=FIRST), Kept(prefix=SECOND)),
 )
 """The optimizer of a request that names none."""
