@@ -8,5 +8,6 @@ draft.py       writing a program
 sums.py        what each value, each cotangent and each gradient is a sum over
 kept.py        what a layer makes that has a name, and what its backward pass reads
 weights.py     its weights as rows
+walk.py        the operations in the order in which an engine does them, with those that it does together
 rows.py        all rows: weights, activations, moves and operations
 """

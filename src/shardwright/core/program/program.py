@@ -112,6 +112,15 @@ class Program:
         """Layers of all stacks."""
         return sum(stack.num for stack in self.stacks)
 
+    @property
+    def of_batch(self) -> frozenset[Value]:
+        """The values that no weight has a part in: they are made once for all layers."""
+        values = set(self.fields)
+        for step in self.steps:
+            if not step.weights and all(value in values for value in step.inputs):
+                values.update(step.outputs)
+        return frozenset(values)
+
     def in_sections(self) -> list[Step]:
         """The steps by section, in the order in which sections begin."""
         sections = list(dict.fromkeys(step.section for step in self.steps))

@@ -30,7 +30,7 @@ def rows_of(program: Program, published: Mapping[str, str]) -> Rows:
 
     Raises InputError for what ``sums_of`` and ``weights_of`` refuse, and for a name that means two things in two layers.
     """
-    sums, of_batch = sums_of(program), _made_of_the_batch(program)
+    sums, of_batch = sums_of(program), program.of_batch
     layers = {stack.name: Layer.of(stack, program.steps, of_batch) for stack in program.stacks}
     like = rows_elsewhere(program.steps)
     return Rows(
@@ -39,15 +39,6 @@ def rows_of(program: Program, published: Mapping[str, str]) -> Rows:
         moves=tuple(_moves(program, sums, layers, of_batch)),
         operations=tuple(_of_all_stacks(row for layer in layers.values() for row in layer.operations(like))),
     )
-
-
-def _made_of_the_batch(program: Program) -> frozenset[Value]:
-    """The values that no weight has a part in: they are made once for all layers."""
-    values = set(program.fields)
-    for step in program.steps:
-        if not step.weights and all(value in values for value in step.inputs):
-            values.update(step.outputs)
-    return frozenset(values)
 
 
 def _activations(program: Program, like: Mapping[str, str], of_batch: frozenset[Value]) -> Iterator[Activation]:

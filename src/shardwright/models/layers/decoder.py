@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from shardwright.core.program.draft import Draft
 from shardwright.core.program.program import Program, Value
+from shardwright.core.program.walk import Walk, walk_through
 from shardwright.models.layers.attention import Masks, grouped_query_attention, masks
 from shardwright.models.layers.ends import batch_fields, embedding, logits_and_loss
 from shardwright.models.layers.experts import routed_experts
@@ -37,6 +38,12 @@ def program_of(architecture: Architecture) -> Program:
     draft.section("ends")
     logits_and_loss(draft, stream, batch, architecture)
     return draft.finished()
+
+
+@lru_cache(maxsize=64)
+def walk_of(architecture: Architecture) -> Walk:
+    """The program of an architecture as an engine walks it."""
+    return walk_through(program_of(architecture))
 
 
 def layer(
