@@ -21,6 +21,7 @@ from benchmarks.published.planned import typed
 from benchmarks.published.steps import FOLDER, Published, published, steps_of
 from benchmarks.results import FOLDER as RESULTS
 from shardwright.core.checks import drafts
+from shardwright.core.engines.engines import ENGINES
 from shardwright.core.findings.codes import TOO_LARGE
 from shardwright.core.findings.errors import FindingsError, InputError
 from shardwright.core.plan.plan import Plan
@@ -33,7 +34,7 @@ from shardwright.cost.stages import with_unit_costs
 from shardwright.search.searching import Outcome, Search
 from shardwright.search.solving import Solver
 from shardwright.search.space import Free, TriedPolicy, space_of
-from shardwright.search.space.settings import SCHEDULES_OF
+from shardwright.search.space.settings import tried_schedules
 
 FILE = RESULTS / "search_experts.json"
 PAGE = FOLDER.parent.parent / "docs" / "search.md"
@@ -65,7 +66,7 @@ def compared(step: Published, budget_s: float) -> dict[str, Any]:
     asked = typed(step)
     request, machine = asked.request, asked.machine
     assert machine is not None
-    if request.schedule in SCHEDULES_OF["torch"]:
+    if request.schedule in tried_schedules(ENGINES["torch"]):
         request = replace(request, engine="torch")
     about = {
         "model": request.table.name,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from shardwright.checkpoint.exchange.wants import wants_of, wants_of_plan
-from shardwright.core.layout.layout import Engine
+from shardwright.core.engines.engines import Engine
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import owned_at_rest, saved_boxes
 from shardwright.core.planning import make_plan

@@ -12,9 +12,9 @@ from types import FrameType
 
 import pytest
 
+from shardwright.core.engines.engines import Engine
 from shardwright.core.findings.bounds import BOUNDS, integer_of, within
 from shardwright.core.findings.errors import FindingsError, InputError
-from shardwright.core.layout.layout import Engine
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.planning import make_plan, resolve
 from shardwright.core.resolution.own_model import table_of

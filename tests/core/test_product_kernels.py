@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shardwright.core.recipes.kernels import KERNELS, Device, Engine, product_kernels
+from shardwright.core.engines.engines import Engine
+from shardwright.core.recipes.kernels import KERNELS, Device, product_kernels
 from shardwright.core.recipes.presets import PRESETS, preset
 
 CHIPS = {name: Device(kind="GPU", capability=capability) for name, capability in {
@@ -78,7 +79,7 @@ def test_what_is_lacking_is_said() -> None:
 
 def test_every_row_has_a_source_and_each_engine_a_kernel_for_everything() -> None:
     assert all(kernel.source for kernel in KERNELS)
-    names = [(kernel.name, kernel.engine) for kernel in KERNELS]
+    names = [(kernel.name, kernel.library) for kernel in KERNELS]
     assert len(names) == len(set(names))
-    for engine in ("jax", "torch"):
-        assert next(kernel for kernel in reversed(KERNELS) if kernel.engine == engine).name == "float32"
+    for library in ("xla", "aten"):
+        assert next(kernel for kernel in reversed(KERNELS) if kernel.library == library).name == "float32"

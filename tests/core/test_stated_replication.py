@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from shardwright.core.layout.layout import Engine, Layout, Rule
+from shardwright.core.engines.engines import Engine
+from shardwright.core.layout.layout import Layout, Rule
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.layout.role_reading import roles_everywhere
 from shardwright.core.layout.roles import COMPONENTS, ROLES

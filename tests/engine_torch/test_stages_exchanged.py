@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardwright import Plan, Request, load_layout, make_plan, model_table
 from shardwright.checkpoint import RunPoint, open_newest, verify
-from shardwright.core.layout.layout import Engine
+from shardwright.core.engines.engines import Engine
 from tests.engine_torch.ranks import Ranks
 from tests.pairs import on_jax, on_torch
 from tests.pairs.cases import as_bits, values_of

@@ -19,6 +19,7 @@ ENGINE = ("io", "precision", "layers", "attention", "experts", "lowering", "mode
 
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "core": (
+        "engines",
         "findings",
         "mesh",
         "recipes",

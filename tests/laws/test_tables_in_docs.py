@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
+from typing import get_args
 
+from shardwright.core.engines.engines import ENGINES
+from shardwright.core.engines.properties import EngineProperties, Lack
 from shardwright.core.layout.roles import COMPONENTS, LOGICAL_AXES, ROLES
 from shardwright.core.model.precision import PRECISION
 from shardwright.training.optimizers import OPTIMIZERS, optimizer_of
@@ -57,4 +61,26 @@ def test_the_dtypes() -> None:
     assert shown == [
         [name, row.what, *(word or "-" for word in (row.computed, row.kept, row.sent, row.summed))]
         for name, row in PRECISION.items()
+    ]
+
+
+def test_the_properties_of_engines() -> None:
+    def shown(value: object) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return value if isinstance(value, str) else ", ".join(value) or "none"  # type: ignore[arg-type]
+
+    rows = rows_of("engines.md", "| property | what it says | JAX | PyTorch | read in |")
+    assert [row[0] for row in rows] == [one.name for one in fields(EngineProperties) if one.name != "lacks"]
+    for name, _, *values, read_in in rows:
+        expected = [getattr(engine, name) for engine in ENGINES.values()]
+        assert values == [shown(sorted(one) if isinstance(one, frozenset) else one) for one in expected]
+        for file in read_in.split(", "):
+            assert f".{name}" in (ROOT / "src/shardwright" / file).read_text(encoding="utf-8"), (name, file)
+
+
+def test_what_engines_lack() -> None:
+    rows = rows_of("engines.md", "| word | what it is | JAX | PyTorch |")
+    assert [[row[0], *row[2:]] for row in rows] == [
+        [lack, *("lacks it" if lack in engine.lacks else "-" for engine in ENGINES.values())] for lack in get_args(Lack)
     ]

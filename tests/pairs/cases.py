@@ -12,7 +12,7 @@ import numpy as np
 
 from shardwright.cli.typed.values import mesh_sizes, settings
 from shardwright.core.boxes.box import Box
-from shardwright.core.layout.layout import Engine
+from shardwright.core.engines.engines import Engine
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.saved_boxes import saved_boxes
 from shardwright.core.planning import make_plan

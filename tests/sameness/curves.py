@@ -20,7 +20,7 @@ from pathlib import Path
 
 # The simulated devices of the tests, and their environment.
 import tests.conftest  # noqa: F401
-from shardwright.core.layout.layout import Engine
+from shardwright.core.engines.engines import Engine
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.recipes.presets import PRESETS

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from shardwright.core.engines.engines import Engine
 from shardwright.core.findings.errors import ShardwrightError
-from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES, Engine
+from shardwright.core.layout.layout import ATTENTION_MOVES, MOE_MOVES
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.layout.roles import COMPONENTS, ROLES
 from shardwright.core.model.table import ModelTable

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from shardwright.core.engines.engines import Engine
 from shardwright.core.findings.errors import FindingsError
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.reading import read_layout
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan

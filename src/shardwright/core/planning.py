@@ -7,8 +7,9 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.core.checks import check, check_mesh
+from shardwright.core.engines.engines import Engine
 from shardwright.core.findings.finding import worst_first
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.capacity import ROOM_FOR_ALL
 from shardwright.core.model.table import Activation, ModelTable, Program, Weight, of_one_layer
@@ -150,15 +151,15 @@ def _with_stages(plan: Plan, choice: Choice, *, collectives: bool) -> Plan:
     request, mesh = plan.request, plan.mesh
     planned: dict[object, Plan] = {}
     plans = [_resolved_once(own, planned, collectives=collectives) for own in stage_requests(request, mesh, choice)]
-    # PyTorch's ranks hold their stages.
+    # Ranks with a program each hold their stages.
     held = (
         plans
-        if request.engine == "torch"
+        if not request.properties.one_program
         else [_resolved_once(own, planned, collectives=collectives) for own in held_requests(request, mesh, choice)]
     )
     of_ends = ends_request(request, mesh)
     ends = None if of_ends is None else with_sums(request, mesh, resolve(of_ends, collectives=collectives))
-    program = held[0] if request.engine == "jax" else None
+    program = held[0] if request.properties.one_program else None
     pipeline = planned_pipeline(request, mesh, choice, held, ends)
     tensors = with_sums_of_ends(request, mesh, plan.tensors, ends)
     weights = [row for row in tensors if row.kind == "weight"]

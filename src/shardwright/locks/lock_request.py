@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
+from shardwright.core.engines.engines import Engine
 from shardwright.core.findings.errors import InputError
-from shardwright.core.layout.layout import Auto, Engine
+from shardwright.core.layout.layout import Auto
 from shardwright.core.mesh.hops import AUTO, WAYS
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.policies.policy import BASES, read_policy

@@ -23,7 +23,7 @@ from shardwright.cost.advice import effect_text, priced_request
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.stages import with_unit_costs
 from shardwright.cost.wording import seconds_text
-from shardwright.search.space.settings import LOSS_CHUNKS, SCHEDULES_OF, STORING
+from shardwright.search.space.settings import LOSS_CHUNKS, STORING, tried_schedules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,9 @@ def one_change(plan: Plan, policies: Sequence[str]) -> Iterator[Candidate]:
             yield option("loss-chunks", chunks)
     if plan.pipeline is not None:
         yield from (
-            option("schedule", name) for name in SCHEDULES_OF[request.engine] if name != plan.pipeline.choice.schedule
+            option("schedule", name)
+            for name in tried_schedules(request.properties)
+            if name != plan.pipeline.choice.schedule
         )
     for axis in wide:
         role = layout.entries[axis].elsewhere

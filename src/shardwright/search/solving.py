@@ -36,11 +36,11 @@ from shardwright.cost.stages import with_unit_costs
 from shardwright.search.space.arrangements import Arrangement
 from shardwright.search.space.forms import form_named, layout_of, orders_of
 from shardwright.search.space.settings import (
-    PLAIN,
     Free,
     Setting,
     microbatches_in_stages,
     microbatches_of,
+    plain_schedules,
     schedules_of,
     settings_of,
 )
@@ -196,7 +196,7 @@ class Solver:
         bytes of a device."""
         numbers = microbatches_of(node.arrangement, self.request, self.free)
         fits_in_fewest: set[str] = set()
-        for policy in self.free.policies_for(node.ranks, self.request.engine):
+        for policy in self.free.policies_for(node.ranks, self.request.properties):
             if not fits_in_fewest.isdisjoint(policy.less):
                 continue
             able = numbers
@@ -306,7 +306,7 @@ class Solver:
     def _busy_seconds(self, node: Node, machine: Machine) -> float | None:
         """Of a step without what ranks wait, with the plain schedule and the number of chunks of the loss that are the fastest, less ``EQUAL`` of
         them: another placement of stages shares out updates otherwise. None if none has a time."""
-        schedules = (None,) if node.setting.schedule is None else PLAIN[self.request.engine]
+        schedules = (None,) if node.setting.schedule is None else plain_schedules(self.request.properties)
         settings = [
             replace(node.setting, schedule=schedule, loss_chunks=chunks)
             for schedule in schedules

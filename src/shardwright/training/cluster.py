@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from shardwright.core.engines.engines import Engine
 from shardwright.core.findings.bounds import number_text, within
 from shardwright.core.findings.errors import InputError
-from shardwright.core.layout.layout import Engine
 
 KUBERNETES_PORT = 55527
 """JAX's port for pods."""

@@ -13,11 +13,9 @@ from shardwright.core.policies.policy import BASES, read_policy
 
 
 def policies(plan: Plan) -> Iterator[Draft]:
-    """PyTorch follows all policies where no stages are beside them, and beside stages those by name."""
+    """Some engines follow all policies where no stages are beside them, and beside stages those by name."""
     request = plan.request
-    if request.remat in BASES or request.engine == "jax":
-        return
-    if plan.pipeline is None:
+    if request.remat in BASES or plan.pipeline is None or "parts of policies in stages" not in request.properties.lacks:
         return
     of_activations = any(part.names for part in read_policy(request.remat).parts)
     finding = Finding(
@@ -26,7 +24,7 @@ def policies(plan: Plan) -> Iterator[Draft]:
         where="--remat",
         found=f"policy '{request.remat}' of "
         + ("single activations" if of_activations else "some layers")
-        + ", which the PyTorch engine does not run beside stages yet",
+        + f", which {request.properties.title} does not run beside stages yet",
         needed="full, dots or none",
     )
     yield Draft(finding=finding, candidates=tuple(option("remat", base) for base in BASES))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from shardwright.core.checks.edits import both, of_recipe, option, other_recipe, without
-from shardwright.core.checks.engine_stages import ENGINES
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
@@ -22,7 +21,7 @@ QUANTIZES = ("mxfp8", "fp8-block", "fp8-row", "fp8-delayed", "fp8-current", "nvf
 
 def recipes(plan: Plan) -> Iterator[Draft]:
     """What the engine does not run of the recipe of a plan."""
-    recipe, engine = plan.request.precision, plan.request.engine
+    recipe, engine = plan.request.precision, plan.request.properties
     if recipe is None:
         return
     quantizers = recipe.quantizers.values()
@@ -53,7 +52,7 @@ def recipes(plan: Plan) -> Iterator[Draft]:
         code=NOT_RUN,
         severity="error",
         where="--precision",
-        found=f"recipe '{recipe.name}' has {every(found)}, which {ENGINES[engine]} does not run yet",
+        found=f"recipe '{recipe.name}' has {every(found)}, which {engine.title} does not run yet",
         needed="a recipe without that, or none",
     )
     reducing = () if recipe.reduce_amax else (of_recipe(plan, reduce_amax=True),)
@@ -116,13 +115,15 @@ def _dispatch(recipe: Recipe) -> Mapping[str, bool]:
 
 def _rests(plan: Plan) -> Mapping[str, bool]:
     """Codes at rest follow from master weights; a stack has one form for all of its layers."""
-    request, layout, mesh = plan.request, plan.request.layout, plan.mesh
+    request, layout, mesh, lacks = plan.request, plan.request.layout, plan.mesh, plan.request.properties.lacks
     resting = [(one, plan.by_name[one.name]) for one in plan.quantized if one.rests]
     stages = any("stage" in layout.entries[a].roles.values() for a in mesh.larger_than_one(mesh.names))
     ungathered = [row.name for one, row in resting if not any(copy.is_sent for copy in one.copies)]
     return {
         "weights that rest as codes without '--master-dtype float32'": bool(resting) and request.master_dtype is None,
-        "weights that rest as codes beside pipeline stages": bool(resting) and stages and request.engine == "jax",
+        "weights that rest as codes beside pipeline stages": (
+            bool(resting) and stages and "codes at rest in stages" in lacks
+        ),
         "weights that rest as codes with delayed amaxes": any(
             copy.quantizer is not None and copy.quantizer.amax == "delayed" for one, _ in resting for copy in one.copies
         ),
@@ -130,5 +131,7 @@ def _rests(plan: Plan) -> Mapping[str, bool]:
         "weights that rest as codes and are multiplied as they are": any(
             copy.quantizer is None for one, _ in resting for copy in one.copies
         ),
-        "weights that rest as codes and are gathered over no axis": bool(ungathered) and request.engine == "torch",
+        "weights that rest as codes and are gathered over no axis": (
+            bool(ungathered) and "codes at rest on all devices" in lacks
+        ),
     }

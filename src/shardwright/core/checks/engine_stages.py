@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from shardwright.core.checks.edits import entry, named_roles, of_recipe, option
+from shardwright.core.engines.engines import ENGINES
+from shardwright.core.engines.properties import EngineProperties
 from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Candidate, Draft
 from shardwright.core.findings.finding import Finding
-from shardwright.core.layout.layout import Engine
 from shardwright.core.layout.wording import either, product
 from shardwright.core.model.optimizer import ADAMW
 from shardwright.core.pipeline.derived import gathering_in
@@ -22,29 +23,38 @@ from shardwright.core.policies.policy import BASES, WEIGHTS, read_policy
 from shardwright.core.policies.runs import runs_of
 from shardwright.core.schedules.schedules import SCHEDULES
 
-ENGINES: Mapping[Engine, str] = {"jax": "the JAX engine", "torch": "the PyTorch engine"}
 ENDS = ("embedding", "logits")
 
 
-def stages_on_jax(plan: Plan) -> Iterator[Draft]:
+def engines_that(holds: Callable[[EngineProperties], bool]) -> tuple[Candidate, ...]:
+    """The engines of which something holds: ``--engine jax``."""
+    return tuple(option("engine", name) for name, engine in ENGINES.items() if holds(engine))
+
+
+def stages_of_one_program(plan: Plan) -> Iterator[Draft]:
     """One program runs all stages: some devices wait while others compute, and arrays are equally large on all of them."""
     if plan.pipeline is None:
         return
     request, layout, axes = plan.request, plan.request.layout, plan.pipeline.axes
-    schedule = plan.pipeline.choice.schedule
+    schedule, engine = plan.pipeline.choice.schedule, request.properties
     padded = any(None in stack.layers for stack in padded_stacks(request.table, plan.pipeline.choice).values())
-    circular = (
-        [option("schedule", "circular")]
+    others = (
+        [option("schedule", name) for name in engine.schedules]
         if request.schedule is not None
-        else [entry(plan, axis, schedule="circular") for axis in axes if layout.entries[axis].schedule is not None]
+        else [
+            entry(plan, axis, schedule=name)
+            for name in engine.schedules
+            for axis in axes
+            if layout.entries[axis].schedule is not None
+        ]
     )
     cases: tuple[tuple[bool, str, str, str, Sequence[Candidate]], ...] = (
         (
-            schedule != "circular",
+            schedule not in engine.schedules,
             "schedule",
             f"schedule '{schedule}'",
-            "schedule 'circular', one program for all devices",
-            circular,
+            f"schedule {either(map(repr, engine.schedules))}, one program for all devices",
+            others,
         ),
         *_policies(plan),
         (
@@ -62,7 +72,7 @@ def stages_on_jax(plan: Plan) -> Iterator[Draft]:
                 severity="error",
                 where=f"{what} in stages of layout '{layout.name}'",
                 position=layout.entries[axes[0]].position,
-                found=f"{found}, which the JAX engine does not run",
+                found=f"{found}, which {engine.title} does not run",
                 needed=needed,
             )
             yield Draft(finding=finding, candidates=tuple(fixes))
@@ -94,7 +104,7 @@ def _policies(plan: Plan) -> Iterator[tuple[bool, str, str, str, Sequence[Candid
         yield has, "--remat", f"--remat {request.remat} {what}", needed, fixes
 
 
-def stages_on_torch(plan: Plan) -> Iterator[Draft]:
+def stages_of_ranks(plan: Plan) -> Iterator[Draft]:
     """Each rank has stages of its own, which begin and end with the residual stream, the embedding or the logits."""
     axes = stage_axes(plan.request, plan.mesh)
     if axes and plan.pipeline is not None:
@@ -133,17 +143,18 @@ def _refusal(
 
 def _schedule(plan: Plan, axis: str) -> Iterator[Draft]:
     assert plan.pipeline is not None
-    choice = plan.pipeline.choice
-    if choice.schedule == "circular":
-        run = [name for name in SCHEDULES if name != "circular"]
+    choice, engine = plan.pipeline.choice, plan.request.properties
+    if choice.schedule not in engine.schedules:
+        run = engine.schedules
+        others = engines_that(lambda other: choice.schedule in other.schedules)
         yield _refusal(
             plan,
             axis,
-            "schedule 'circular' is that of one program for all devices, and PyTorch has a process for each",
-            f"{either(run)}, or --engine jax",
+            f"schedule '{choice.schedule}' is that of one program for all devices, and {engine.framework} has a process for each",
+            ", or ".join([either(run), *(one.text for one in others)]),
             *(option("schedule", name) for name in run),
             *(entry(plan, axis, schedule=name) for name in run),
-            option("engine", "jax"),
+            *others,
         )
     if SCHEDULES[choice.schedule].splits and plan.request.remat == "dots":
         yield _refusal(

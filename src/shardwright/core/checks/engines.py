@@ -13,7 +13,6 @@ from shardwright.core.checks.edits import (
     both,
     entry,
     named_roles,
-    option,
     resized,
     rule,
     without,
@@ -21,7 +20,12 @@ from shardwright.core.checks.edits import (
 )
 from shardwright.core.checks.engine_policies import policies
 from shardwright.core.checks.engine_recipes import recipes
-from shardwright.core.checks.engine_stages import ENGINES, some_stay_gathered, stages_on_jax, stages_on_torch
+from shardwright.core.checks.engine_stages import (
+    engines_that,
+    some_stay_gathered,
+    stages_of_one_program,
+    stages_of_ranks,
+)
 from shardwright.core.checks.loss import without_chunks
 from shardwright.core.checks.window import rows_beyond_the_window
 from shardwright.core.findings.codes import NOT_RUN
@@ -35,11 +39,11 @@ from shardwright.core.plan.fsdp_groups import WeightOfLayer, trained, weight_of_
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import WeightResharding, weight_reshardings
 
-ON_JAX = option("engine", "jax")
-
 
 def not_run(plan: Plan) -> Iterator[Draft]:
-    """For a user's own program JAX only places the weights; PyTorch gathers them and reduces their gradients."""
+    """Of a user's own program some engines only place the weights: they have no collective that could differ."""
+    request, engine = plan.request, plan.request.properties
+    ours = request.table.program == "ours"
     yield from recipes(plan)
     yield from _updates(plan)
     yield from _kept_gathered(plan)
@@ -47,47 +51,50 @@ def not_run(plan: Plan) -> Iterator[Draft]:
     yield from policies(plan)
     yield from without_chunks(plan)
     yield from rows_beyond_the_window(plan)
-    if plan.request.engine == "jax":
-        if plan.request.table.program == "ours":
-            yield from stages_on_jax(plan)
-            yield from _slices(plan)
-    else:
-        yield from stages_on_torch(plan) if plan.request.table.program == "ours" else _stages(plan)
+    if ours:
+        yield from stages_of_one_program(plan) if engine.one_program else stages_of_ranks(plan)
+    elif "own programs in stages" in engine.lacks:
+        yield from _stages(plan)
+    if ours or engine.trains_own_programs:
         yield from _slices(plan)
-        yield from _chips(plan)
+    yield from _chips(plan)
+    if engine.gathers_once:
         yield from _differing_uses(plan)
+    if "weights stored on several dims" in engine.lacks:
         yield from _other_dims(plan)
 
 
 def _updates(plan: Plan) -> Iterator[Draft]:
-    """Updates are sharded by our own training step. In stages of JAX it scatters gradients after the last microbatch only; PyTorch does in
+    """Updates are sharded by our own training step. In stages some engines scatter gradients after the last microbatch only, others in
     each (``engine_stages.py``)."""
     layout, mesh = plan.request.layout, plan.mesh
     stages = any("stage" in layout.entries[axis].roles.values() for axis in mesh.larger_than_one(mesh.names))
-    own, engine = plan.request.table.program != "ours", ENGINES[plan.request.engine]
+    own, engine = plan.request.table.program != "ours", plan.request.properties
     for axis in mesh.larger_than_one(mesh.names):
         one = layout.entries[axis]
         if own and one.optimizer:
-            text = f"it shards updates over {product(mesh, [axis])}, which {engine} does not do for your own program"
+            text = (
+                f"it shards updates over {product(mesh, [axis])}, which {engine.title} does not do for your own program"
+            )
             yield _without_options(plan, axis, text, optimizer=None, gradients=None)
-        elif stages and one.gradients and plan.request.engine == "jax":
-            text = f"it scatters gradients over {product(mesh, [axis])} in each microbatch, which {engine} does not do beside pipeline stages"
+        elif stages and one.gradients and "gradients scattered in stages" in engine.lacks:
+            text = f"it scatters gradients over {product(mesh, [axis])} in each microbatch, which {engine.title} does not do beside pipeline stages"
             yield _without_options(plan, axis, text, gradients=None)
 
 
 def _kept_gathered(plan: Plan) -> Iterator[Draft]:
     """Weights stay gathered where one step has all layers, and the engine gathers the weights themselves."""
-    layout, mesh, request = plan.request.layout, plan.mesh, plan.request
+    layout, mesh, request, engine = plan.request.layout, plan.mesh, plan.request, plan.request.properties
     why = {
-        "beside pipeline stages": plan.pipeline is not None and request.engine == "torch",
+        "beside pipeline stages": plan.pipeline is not None and "kept weights in stages" in engine.lacks,
         "beside pipeline stages for some weights of layers and not for others": some_stay_gathered(plan),
         "of codes, which the recipe gathers": request.precision is not None and request.precision.gather_quantized,
-        "for your own program": request.table.program != "ours" and request.engine == "jax",
+        "for your own program": request.table.program != "ours" and "kept weights of own programs" in engine.lacks,
     }
     where = next((text for text, has in why.items() if has), None)
     for axis in mesh.larger_than_one(mesh.names) if where else ():
         if layout.entries[axis].keep_gathered:
-            text = f"weights stay gathered over {product(mesh, [axis])}, which {ENGINES[request.engine]} does not do {where}"
+            text = f"weights stay gathered over {product(mesh, [axis])}, which {engine.title} does not do {where}"
             yield _without_options(plan, axis, text, keep_gathered=None)
 
 
@@ -105,8 +112,8 @@ def _without_options(plan: Plan, axis: str, found: str, **options: None) -> Draf
 
 def _dtypes(plan: Plan) -> Iterator[Draft]:
     """Dtypes of gradients and of master weights, where the engine does not have them."""
-    request, mesh = plan.request, plan.mesh
-    stages = request.engine == "jax" and any(
+    request, mesh, engine = plan.request, plan.mesh, plan.request.properties
+    stages = "dtypes of gradients in stages" in engine.lacks and any(
         "stage" in request.layout.entries[a].roles.values() for a in mesh.larger_than_one(mesh.names)
     )
     given = [name for name in ("gradients_dtype", "master_dtype") if getattr(request, name) is not None]
@@ -119,11 +126,12 @@ def _dtypes(plan: Plan) -> Iterator[Draft]:
             code=NOT_RUN,
             severity="error",
             where=f"--{flag}",
-            found=f"{getattr(request, name)}, which {ENGINES[request.engine]} does not do {where}",
+            found=f"{getattr(request, name)}, which {engine.title} does not do {where}",
             needed="no such option",
         )
         yield Draft(finding=finding, candidates=(without(flag),))
-    if request.engine == "torch" and request.summed_in != request.weights_dtype and not where:
+    wider = "gradients wider than gathered weights"
+    if wider in engine.lacks and request.summed_in != request.weights_dtype and not where:
         gathered = [
             one for row in trained(request, plan.weights) if (one := weight_of_layer(request, mesh, row, None)).gathered
         ]
@@ -141,7 +149,8 @@ def _dtypes(plan: Plan) -> Iterator[Draft]:
                 text=f"--weights-dtype {request.summed_in} without --master-dtype",
                 edit=lambda request: replace(request, weights_dtype=request.summed_in, master_dtype=None),
             )
-            yield Draft(finding=finding, candidates=(wide, without("gradients-dtype"), ON_JAX))
+            other_engines = engines_that(lambda other: wider not in other.lacks)
+            yield Draft(finding=finding, candidates=(wide, without("gradients-dtype"), *other_engines))
 
 
 def _stages(plan: Plan) -> Iterator[Draft]:
@@ -156,7 +165,7 @@ def _stages(plan: Plan) -> Iterator[Draft]:
             severity="error",
             where=f"axis '{axis}' of layout '{layout.name}'",
             position=one.position,
-            found=f"{product(mesh, [axis])} splits the layers into pipeline stages, which the PyTorch engine does not run of your own program",
+            found=f"{product(mesh, [axis])} splits the layers into pipeline stages, which {request.properties.title} does not run of your own program",
             needed="no stages; a plan with stages can be read, compared and locked",
         )
         given = [name for name in ("schedule", "stages") if getattr(request, name) is not None]
@@ -196,20 +205,21 @@ def _major_runs(one: Rule, sharding: tuple[str, ...]) -> Iterator[Candidate]:
 
 
 def _chips(plan: Plan) -> Iterator[Draft]:
-    chip = plan.request.chip
-    if chip is not None and chip.accelerator == "TPU":
+    chip, engine = plan.request.chip, plan.request.properties
+    if chip is not None and chip.accelerator not in engine.accelerators:
         finding = Finding(
             code=NOT_RUN,
             severity="error",
             where="--chips",
-            found=f"{chip.name}, which the PyTorch engine does not train on",
+            found=f"{chip.name}, which {engine.title} does not train on",
             needed="GPUs, as h100:8x8, or no chips",
         )
-        yield Draft(finding=finding, candidates=(ON_JAX,))
+        yield Draft(finding=finding, candidates=engines_that(lambda other: chip.accelerator in other.accelerators))
 
 
 def _differing_uses(plan: Plan) -> Iterator[Draft]:
-    """Tied weights whose two uses differ: PyTorch gathers a weight once for both uses, which must have the same specs."""
+    """Tied weights whose two uses differ, where a weight is gathered once for both uses, which must have the same specs."""
+    framework, other_engines = plan.request.properties.framework, engines_that(lambda other: not other.gathers_once)
     for row in plan.weights:
         (own, first), *uses = weight_reshardings(plan.request, plan.mesh, row).items()
         for component, other in uses:
@@ -219,10 +229,10 @@ def _differing_uses(plan: Plan) -> Iterator[Draft]:
                     severity="error",
                     tensor=row.name,
                     where=f"{row.name} in '{own}' and '{component}'",
-                    found=f"{difference}; PyTorch gathers a weight once, for both uses",
+                    found=f"{difference}; {framework} gathers a weight once, for both uses",
                     needed="the same spec and the same gradient axes in both",
                 )
-                yield Draft(finding=finding, candidates=(*_one_role(plan, own, component), ON_JAX))
+                yield Draft(finding=finding, candidates=(*_one_role(plan, own, component), *other_engines))
 
 
 def _difference(own: str, first: WeightResharding, component: str, other: WeightResharding) -> str:
@@ -253,6 +263,7 @@ def _other_dims(plan: Plan) -> Iterator[Draft]:
     """Weights that ``fully_shard`` cannot store: it shards one dim over all gathered axes as one, which divide it where it is not dim 0. Of codes
     dim 0 alone is gathered."""
     found: dict[tuple[str, str], list[WeightOfLayer]] = {}
+    other_engines = engines_that(lambda other: "weights stored on several dims" not in other.lacks)
     for row in trained(plan.request, plan.weights):
         one = weight_of_layer(plan.request, plan.mesh, row, None)
         if _is_stored(plan, one):
@@ -276,7 +287,7 @@ def _other_dims(plan: Plan) -> Iterator[Draft]:
             f"{_stores(one)}",
             needed=f"'{one.at_rest.dims[0].logical_axis}', which is dim 0",
         )
-        yield Draft(finding=finding, candidates=(*_first_dims(plan, axis, name, weights), ON_JAX))
+        yield Draft(finding=finding, candidates=(*_first_dims(plan, axis, name, weights), *other_engines))
 
 
 def _is_stored(plan: Plan, one: WeightOfLayer) -> bool:

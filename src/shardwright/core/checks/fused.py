@@ -15,9 +15,6 @@ from shardwright.core.mesh.notation import place_in
 from shardwright.core.model.table import Weight
 from shardwright.core.plan.plan import Plan, TensorPlan
 
-BY_HEADS = "in_proj_weight"
-"""The fused weight of PyTorch's ``nn.MultiheadAttention``, of which ``parallelize`` gives each rank the rows of its own heads."""
-
 Group = tuple[str, tuple[str, ...], str, int, int]
 """A logical axis, the axes that shard it, the spec in use, the dim's size, and that of the weight beside it."""
 
@@ -28,10 +25,10 @@ def fused_matrices(plan: Plan) -> Iterator[Draft]:
     if plan.request.table.program != "users":
         return
     rows = [(tensor, weight) for tensor, weight in weight_rows(plan) if len(weight.shape) > 1]
-    torch = plan.request.engine == "torch"
+    by_heads = plan.request.properties.divides_by_heads
     groups: dict[Group, list[tuple[TensorPlan, Weight]]] = {}
     for tensor, weight in rows:
-        if torch and _path(weight)[-1] == BY_HEADS:
+        if _path(weight)[-1] in by_heads:
             continue
         for name in [axis for axis in weight.logical_axes if axis in EXCHANGED_FOR_HEADS]:
             axes = plan.mesh.larger_than_one(tensor.in_use.axes_of(name))

@@ -182,7 +182,7 @@ def _tied(plan: Plan, pipeline: Pipeline) -> Iterator[Draft]:
         for end in ("embedding", "logits")
     }
     first, last = by_end["embedding"], by_end["logits"]
-    if plan.request.engine == "jax" or first is None or last is None or first.rank == last.rank:
+    if plan.request.properties.one_program or first is None or last is None or first.rank == last.rank:
         return
     for tensor in plan.weights:
         if not plan.request.table.weight(tensor.name).uses:

@@ -43,7 +43,7 @@ def split_units(plan: Plan) -> Iterator[Draft]:
             if weight.units_of(name) % plan.mesh.size(large):
                 groups.setdefault((name, large, weight.units_of(name)), []).append(tensor)
     for (name, axes, units), tensors in groups.items():
-        if plan.request.engine == "torch" and not _has_units(name, plan, tensors):
+        if plan.request.properties.uneven_shards and not _has_units(name, plan, tensors):
             continue
         yield _split(plan, name, axes, units, tensors)
     for (name, axes, units), tensors in _exchanged(plan).items():
@@ -72,7 +72,7 @@ def _unit_axes(plan: Plan, tensor: TensorPlan, weight: Weight, name: str) -> tup
     in_use, at_rest = tensor.in_use.axes_of(name), tensor.at_rest.axes_of(name)
     expert = tuple(a for a in at_rest if plan.request.layout.role(a, weight.component) == "expert")
     axes = in_use or (expert if name == "experts" else ())
-    uneven = plan.request.engine == "jax" and weight.size(name) % plan.mesh.size(at_rest) != 0
+    uneven = not plan.request.properties.uneven_shards and weight.size(name) % plan.mesh.size(at_rest) != 0
     return at_rest if uneven and weight.units_of(name) % plan.mesh.size(axes) == 0 else axes
 
 
@@ -135,7 +135,7 @@ def padded(plan: Plan) -> Iterator[Draft]:
     reported = set()
     for tensor, weight in weight_rows(plan):
         yield from _padded_weight(plan, tensor, reported)
-        if plan.request.engine == "torch":
+        if plan.request.properties.uneven_shards:
             yield from _uneven(plan, tensor, weight, reported)
         # An activation counts heads where PyTorch's weight counts elements; the weight has its own finding already.
         for dim in tensor.in_use.dims[-len(tensor.shape) :]:
@@ -223,7 +223,7 @@ def _uneven(plan: Plan, tensor: TensorPlan, weight: Weight, reported: set) -> It
         in_use = plan.mesh.larger_than_one(tensor.in_use.axes_of(dim.logical_axis))
         axes = plan.mesh.larger_than_one(dim.axes)
         unequal = size % plan.mesh.size(in_use) and dim.logical_axis not in UNIT_NAMES and not weight.unit
-        key = ("torch", dim.logical_axis, size, in_use if unequal else axes)
+        key = ("uneven", dim.logical_axis, size, in_use if unequal else axes)
         if key in reported:
             continue
         reported.add(key)

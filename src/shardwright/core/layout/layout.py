@@ -11,7 +11,6 @@ from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES, SEQUENCE_P
 from shardwright.core.mesh.hashed import HashedOnce
 
 Auto = Literal["auto"]
-Engine = Literal["jax", "torch"]
 Shard = Literal["shard"]
 
 ATTENTION_MOVES = ("gather", "ring", "ulysses")

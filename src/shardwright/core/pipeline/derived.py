@@ -44,7 +44,7 @@ def planned_pipeline(
         _planned(choice, number, units, plan, sizes[id(plan.tensors)])
         for number, (units, plan) in enumerate(zip(_units_by_stage(choice), held, strict=True))
     ]
-    if request.engine == "torch":
+    if not request.properties.one_program:
         stages = [_updated_once(stage, held, stages) for stage in stages]
     pipeline = Pipeline.of(stage_axes(request, mesh), choice, tuple(stages))
     return (
@@ -58,14 +58,14 @@ def planned_pipeline(
 
 def gathering_in(request: Request, choice: Choice) -> Gathering:
     """When the stages of a pipeline gather their weights."""
-    if request.engine == "torch":
+    if request.properties.gathers_by_schedule:
         return gathering_of(choice.schedule, request.remat)
     return Gathering(once=any(entry.keep_gathered for entry in request.layout.entries.values()))
 
 
 def gathering_of_ends(request: Request) -> Gathering:
     """When the ends that all stages share gather their weights."""
-    return OF_SHARED_ENDS if request.engine == "torch" else EACH_PASS
+    return OF_SHARED_ENDS if request.properties.gathers_by_schedule else EACH_PASS
 
 
 class _Sizes(NamedTuple):
@@ -124,7 +124,7 @@ def gathered_bytes(plan: Plan, gathering: Gathering) -> int:
 def _gathered_bytes(plan: Plan, gathering: Gathering) -> Iterator[int]:
     for row in trained(plan.request, plan.weights):
         once = gathering.ends_once if row.stack is None else gathering.once
-        if plan.request.engine == "jax":
+        if not plan.request.properties.gathers_by_schedule:
             yield from _kept_bytes(plan, row) if once else ()
             continue
         first = None if row.stack is None else plan.request.table.weight(row.name).first_in_stack

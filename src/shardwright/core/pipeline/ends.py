@@ -112,6 +112,9 @@ def _of_both_ends(ends: Plan, one: PlannedCollective) -> PlannedCollective:
         for name in rows
         if ends.by_name[name].kind == "weight" and table.weight(name).uses
     ]
-    again = [("backward", "reduce-scatter"), *([("forward", "all-gather")] if ends.request.engine == "jax" else [])]
+    again = [
+        ("backward", "reduce-scatter"),
+        *([] if ends.request.properties.gathers_once else [("forward", "all-gather")]),
+    ]
     twice = any(len(set(own)) == 1 for own in uses) and (one.phase, one.kind) in again
     return replace(one, count_per_step=2 * one.count_per_step) if twice else one

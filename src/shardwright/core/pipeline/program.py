@@ -100,9 +100,9 @@ class StageProgram:
 
 
 def stage_program(plan: Plan) -> StageProgram | None:
-    """The program of a plan for JAX; None without stages."""
+    """The program of all stages; None without stages, and where each rank has a program of its own."""
     pipeline = plan.pipeline
-    if pipeline is None or plan.request.engine != "jax":
+    if pipeline is None or not plan.request.properties.one_program:
         return None
     choice, microbatches = pipeline.choice, plan.request.microbatches
     ticks = ticks_of(choice.computations)
@@ -178,7 +178,7 @@ def with_sums_of_ends(
         reductions: dict[str, Reduction] = {**row.gradient, **dict.fromkeys(axes, "all-reduce")}
         return replace(row, gradient={axis: reductions[axis] for axis in mesh.names if axis in reductions})
 
-    return tuple(map(summed, tensors)) if request.engine == "jax" else tuple(tensors)
+    return tuple(map(summed, tensors)) if request.properties.one_program else tuple(tensors)
 
 
 def names_of(ends: Plan | None) -> frozenset[str]:
@@ -206,7 +206,7 @@ def with_amaxes_of_ends(
             else replace(one, operands=tuple(map(reduced, one.operands)))
             for one in quantized
         )
-        if request.engine == "jax"
+        if request.properties.one_program
         else tuple(quantized)
     )
 

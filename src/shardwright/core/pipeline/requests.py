@@ -29,8 +29,8 @@ def stage_axes(request: Request, mesh: Mesh) -> tuple[str, ...]:
 def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
     """The stages of a request, or why there are none; None where no axis divides the layers, and for a user's own program."""
     choice = declared_stages(request, mesh)
-    # On JAX arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
-    limit_bytes = request.chip.usable_bytes if request.chip and request.engine == "torch" else None
+    # In one program arrays are equally large on all ranks, so that no assignment with as large a stage needs less.
+    limit_bytes = request.chip.usable_bytes if request.chip and not request.properties.one_program else None
     return choice and shared_out(choice, request.stages, request.unit_costs, limit_bytes)
 
 
@@ -139,8 +139,8 @@ def _alone(request: Request, mesh: Mesh) -> Request:
         stages=None,
         unit_costs=None,
         hops=AUTO,
-        # On JAX a live microbatch keeps activations alone: its weights are those of all others.
-        remat=gathering_again(request.remat) if request.engine == "jax" else request.remat,
+        # In one program a live microbatch keeps activations alone: its weights are those of all others.
+        remat=gathering_again(request.remat) if request.properties.one_program else request.remat,
         # A stage has a part of the slice, whose collectives the compiler keeps.
         chip=request.chip and replace(request.chip, whole_slice=None),
     )

@@ -192,7 +192,7 @@ def local_attention(plan: Plan) -> LocalAttention | None:
 
 
 IN_A_RING = frozenset(f"attention.{name}attended" for name in ("", "keys_", "values_", "latent_"))
-"""What PyTorch does not keep of attention in a ring: each step has other keys."""
+"""What is not kept of attention in a ring where the keys of its steps are not."""
 
 
 def made_again_with_others(request: Request, mesh: Mesh) -> frozenset[str]:
@@ -200,25 +200,27 @@ def made_again_with_others(request: Request, mesh: Mesh) -> frozenset[str]:
     where they are computed at once, and in a ring the sums after each step. Kernels keep one number for each query and head besides."""
     axes = mesh.larger_than_one(request.layout.axes_sharding("length", "attention"))
     ring = request.layout.move_attention == "ring" and bool(axes)
-    if request.engine != "jax":
-        return IN_A_RING if ring else frozenset()
+    if ring and not request.properties.keeps_ring_keys:
+        return IN_A_RING
     return frozenset({"attention.attended"} if ring or _scores_at_once(request) else ())
 
 
 def _scores_at_once(request: Request) -> bool:
-    return request.length <= LARGEST_BLOCK["cpu" if request.chip is None else "tpu"]
+    return (
+        request.properties.scores_at_once and request.length <= LARGEST_BLOCK["cpu" if request.chip is None else "tpu"]
+    )
 
 
 def sums_of_scores(request: Request, row: TensorPlan) -> int:
     """What a kernel of attention keeps with its output: the logarithm of a float32 sum for each query and head."""
-    if row.name != "attention.attended" or (request.engine == "jax" and _scores_at_once(request)):
+    if row.name != "attention.attended" or _scores_at_once(request):
         return 0
     return row.bytes_per_device // (DTYPE_BYTES[row.dtype] * row.shape[-1]) * DTYPE_BYTES["float32"]
 
 
 def mask_bytes(request: Request, mesh: Mesh, rows: Mapping[str, TensorPlan]) -> int:
-    """What PyTorch's kernels of attention keep besides, once for all layers: which queries attend to which keys, in the computation's dtype."""
-    if request.engine != "torch" or made_again_with_others(request, mesh):
+    """What kernels of attention that read a mask keep besides, once for all layers: which queries attend to which keys, in the computation's dtype."""
+    if not request.properties.masks_attention or made_again_with_others(request, mesh):
         return 0
     queries, keys = rows["attention.q_positions"], rows["attention.kv_positions"]
     of_row = ceil(keys.shape[-1] / mesh.size(keys.in_use.dims[-1].axes))

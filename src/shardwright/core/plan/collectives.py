@@ -49,7 +49,7 @@ def step_collectives(
     found: list[PlannedCollective] = []
     runs = kept_runs(request, mesh, tensors)
     weights = [tensor for tensor in tensors if tensor.kind == "weight"]
-    if request.engine == "torch":
+    if request.properties.gathers_together:
         found += _of_groups(request, mesh, weights, runs, quantized)
     else:
         for tensor in weights:
@@ -300,7 +300,7 @@ def _made_beside(
 ) -> Literal["forward", "backward"] | None:
     """The pass in which a move is that of another part of the layer: one array is resharded in one way, once where XLA compiles the
     step. The parts of a layer have one input, and their outputs one cotangent; the cotangents of inputs differ, as do outputs."""
-    for one in request.table.moves if move.beside and request.engine == "jax" else ():
+    for one in request.table.moves if move.beside and request.properties.joins_equal_results else ():
         other = resharding(request, by_name, one) if move.beside in (one.target, one.source) else None
         if other is None or (other.before, other.after) != (moved.before, moved.after):
             continue

@@ -42,7 +42,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     Gradients are stored as ``held_gradient`` says; what the optimizer keeps, and the average, as the update of their weights is sharded.
     ``activations_bytes`` is what the largest of these moments needs besides weights, gradients, the optimizer's tensors and the average:
 
-    | moment, on JAX | holds |
+    | moment, of buffers that a compiler plans | holds |
     |---|---|
     | the logits' backward pass | what layers save; the logits in float32, their cotangent in the dtype of the computation, all of one chunk of the tokens; the logits' weight in use, the projection's input and its cotangent. With several chunks the weight's gradient too |
     | the backward pass of a layer | what layers save; all gradients but the embedding's; for the stack whose layer needs the most, one layer's named activations with their cotangents, its gathered weights, their unsharded gradients, and float32 accumulators for those of experts (not on TPU) |
@@ -51,7 +51,7 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
 
     TPU compilers hold only the gradients of a layer that are in use: the cotangents of one component, the largest, and the unsharded gradient
     of one weight, the largest. Weights that stay gathered are held at the first two moments, accumulated gradients during the entire step.
-    docs/memory-torch.md has the moments of PyTorch. Layers save what the policy of recomputation keeps and their backward pass reads. Queries
+    docs/memory-torch.md has those of ``frees_eagerly``. Layers save what the policy of recomputation keeps and their backward pass reads. Queries
     and keys that are not moved for attention count once. docs/compiled.md compares the estimate with what compilers need.
     """
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
@@ -66,10 +66,9 @@ def estimate_memory(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan])
     gradients = _summed_bytes(request, mesh, trained, updates)
     runs = kept_runs(request, mesh, tensors)
     saved = saved_by_layers(request, mesh, tensors, runs) + _kept_weights(request, mesh, trained, runs)
-    if request.engine == "torch":
-        peaks = [
-            saved * is_saved + needed for is_saved, needed in _on_torch(request, mesh, trained, activations, updates)
-        ]
+    if request.properties.frees_eagerly:
+        moments = _freed_eagerly(request, mesh, trained, activations, updates)
+        peaks = [saved * is_saved + needed for is_saved, needed in moments]
     else:
         # That of the embedding is the last one, unless the logits have begun it.
         last = [w for w in trained if w.component == "embedding" and not request.table.weight(w.name).uses]
@@ -130,8 +129,8 @@ def microbatch_bytes(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]
     frozen = {weight.name for weight in request.table.weights if weight.frozen}
     trained = [tensor for tensor in tensors if tensor.kind == "weight" and tensor.name not in frozen]
     peaks = (
-        _at_the_logits(request, mesh, trained, activations, in_a_branch=request.engine == "jax"),
-        _in_a_layer(request, mesh, trained, activations, in_a_branch=request.engine == "jax"),
+        _at_the_logits(request, mesh, trained, activations, in_a_branch=request.properties.one_program),
+        _in_a_layer(request, mesh, trained, activations, in_a_branch=request.properties.one_program),
     )
     return saved_by_layers(request, mesh, tensors, kept_runs(request, mesh, tensors)), max(peaks)
 
@@ -149,7 +148,7 @@ def _at_the_logits(
     *,
     in_a_branch: bool = False,
 ) -> int:
-    """``in_a_branch``: the loss is one, as in a pipeline on JAX. XLA for TPUs then makes the cotangent of the logits inside of the products
+    """``in_a_branch``: the loss is one, as in a pipeline of one program. XLA for TPUs then makes the cotangent of the logits inside of the products
     that read it, and so it does for a tied weight where a device has several rows."""
     cotangent = DTYPE_BYTES[dtype_of(PRECISION["cotangent"].kept, computation=request.dtype)]
     scores = [a for a in activations if a.component == "logits" and "vocab" in a.in_use.logical_axes]
@@ -157,8 +156,8 @@ def _at_the_logits(
     tied = any(request.table.weight(w.name).uses for w in kernels)
     rows = max((ceil(a.shape[0] / mesh.size(a.in_use.dims[0].axes)) for a in scores), default=0)
     inside = _on_tpu(request) and (in_a_branch or (tied and rows > request.microbatches))
-    # A rank of PyTorch in stages has a transposed copy of the cotangent, and the weight beside its gradient.
-    times = 2 if request.engine == "torch" else 1
+    # A rank in stages has a transposed copy of the cotangent, and the weight beside its gradient.
+    times = 2 if request.properties.frees_eagerly else 1
     copies = 0 if inside else times * cotangent
     logits = sum(_elements_of(a) * (DTYPE_BYTES[a.dtype] + copies) for a in scores)
     if request.loss_chunks > 1:
@@ -168,7 +167,7 @@ def _at_the_logits(
     # A branch has them as its operand and its result.
     inputs = (
         0
-        if in_a_branch or request.engine == "torch"
+        if in_a_branch or request.properties.frees_eagerly
         else 2 * sum(a.bytes_per_device for a in activations if a.name == "logits.input")
     )
     return ceil((logits + inputs) / request.microbatches) + in_use
@@ -217,7 +216,7 @@ def _in_a_layer(
     eager: bool = False,
 ) -> int:
     """The need of the stack whose layer needs the most: no two layers are computed at the same time. ``in_a_branch``: the layer is one,
-    as in a pipeline on JAX. ``eager``: as autograd frees, what a component saved goes when its backward pass is through."""
+    as in a pipeline of one program. ``eager``: as autograd frees, what a component saved goes when its backward pass is through."""
     stacks: dict[str, list[TensorPlan]] = {}
     for w in trained:
         if w.stack is not None:
@@ -232,15 +231,15 @@ def _in_a_layer(
     return most
 
 
-def _on_torch(
+def _freed_eagerly(
     request: Request,
     mesh: Mesh,
     trained: Sequence[TensorPlan],
     activations: Sequence[TensorPlan],
     updates: Mapping[str, WeightUpdate],
 ) -> Iterator[tuple[bool, int]]:
-    """The points in time at which a rank of PyTorch may need the most, each with whether all that layers save is there, and what there is
-    besides. docs/memory-torch.md has them as a table."""
+    """The points in time at which a rank may need the most where arrays go when autograd has no more use for them, each with whether all
+    that layers save is there, and what there is besides. docs/memory-torch.md has them as a table."""
     layers, ends = ([w for w in trained if (w.stack is None) == outside] for outside in (False, True))
     dtypes = (request.dtype, request.summed_in)
     in_use, summed = ({w.name: bytes_on_device(w.in_use, w.shape, dtype, mesh) for w in trained} for dtype in dtypes)
@@ -307,9 +306,9 @@ def _weights_in_use(
 
 
 def _gathered_at_the_update(request: Request, mesh: Mesh, trained: Sequence[TensorPlan]) -> int:
-    """What XLA gathers of weights of which each device has updated a part; PyTorch gathers one layer at a time, into the weights, or
+    """What is gathered of weights of which each device has updated a part; in place one layer at a time is gathered, into the weights, or
     for as long as the codes that rest of it are made: less than a layer's gradients before."""
-    if request.engine == "torch":
+    if request.properties.updates_in_place:
         return 0
     whole = ((t, t.at_rest) for t in trained if t.at_rest is not None and not mesh.placed_alike(t.updated, t.at_rest))
     return sum(
@@ -387,8 +386,8 @@ def _kept_weights(request: Request, mesh: Mesh, trained: Sequence[TensorPlan], r
         kept[run.stack] += 0 if run.gathers_again else len(run.layers)
     total = 0
     for tensor in trained:
-        # JAX reads the layers of several runs from the stack one by one, which is a copy too.
-        several = request.engine == "jax" and numbers[tensor.stack or ""] > 1
+        # The layers of several runs are read from the stack one by one, which is a copy too.
+        several = request.properties.stacks_layers and numbers[tensor.stack or ""] > 1
         layers = kept[tensor.stack or ""]
         if layers and not (several or tensor.dtype != request.dtype or _is_gathered(mesh, tensor)):
             layers = 0

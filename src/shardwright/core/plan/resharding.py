@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.engines.engines import ENGINES, Engine
+from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.hashed import HashedOnce
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
@@ -169,8 +170,8 @@ def reshardings_of_weight(
     placed: PlacedWeight, layout: Layout, mesh: Mesh, engine: Engine, computation: str, summed_in: str
 ) -> Mapping[str, WeightResharding]:
     """``mesh``: an outline. The sizes of axes decide nothing else."""
-    weight = placed.weight
-    stored = as_torch_stores(weight) if engine == "torch" else weight
+    weight, properties = placed.weight, ENGINES[engine]
+    stored = as_torch_stores(weight) if properties.merges_dims else weight
     at_rest, own = (_of_one_layer(spec, len(stored.shape)) for spec in (placed.at_rest, placed.in_use))
     reduced = mesh.larger_than_one(placed.gradient)
     found = {}
@@ -182,7 +183,7 @@ def reshardings_of_weight(
         gathered = operand.without(sliced)
         partial = {*partial_gradient_axes(stored, layout, operand, second), *sliced}
         summed = dict.fromkeys(reduced)
-        if engine == "torch":
+        if properties.reduces_over_gathered:
             summed |= dict.fromkeys(axis for axis in mesh.larger_than_one(at_rest.axes) if axis not in gathered.axes)
         found[component] = WeightResharding(
             at_rest=at_rest,

@@ -79,7 +79,11 @@ def held_by_all(plan: Plan) -> frozenset[str]:
     """The tensors of a pipeline that are on every device as the plan of the model says: of what is outside the layers, all on JAX, and
     on PyTorch the ends that all stages share."""
     outside = _ends_of(plan)
-    return outside if plan.request.engine == "jax" else outside - {n for own in plan.stage_plans for n in _ends_of(own)}
+    return (
+        outside
+        if plan.request.properties.one_program
+        else outside - {n for own in plan.stage_plans for n in _ends_of(own)}
+    )
 
 
 def place_in_stage(pipeline: Pipeline, mesh: Mesh, device: int) -> tuple[int, int]:
@@ -112,7 +116,7 @@ def _joined() -> Callable[[Sequence[tuple[Box, ...]]], tuple[Box, ...]]:
 
 def _saved(plan: Plan, device: int, names: Collection[str]) -> Iterator[SavedBox]:
     rows = [row for row in plan.weights if row.name in names]
-    yield from _on_torch(plan, rows, device) if plan.request.engine == "torch" else _on_jax(plan, rows, device)
+    yield from (_of_stacks if plan.request.properties.stacks_layers else _of_layers)(plan, rows, device)
     table = plan.request.table
     for one in plan.delayed_tensors:
         if one.name in names and (box := shard_box(one.spec, plan.mesh, one.shape, device)) is not None:
@@ -126,12 +130,12 @@ def _owned(plan: Plan, names: Collection[str]) -> Iterator[tuple[str, Owned]]:
         if one.name in names:
             yield one.name, _all_in_stack(owned_boxes(one.spec, plan.mesh, one.shape), table.weight(one.weight))
     rows = [row for row in plan.weights if row.name in names]
-    if plan.request.engine == "torch":
-        yield from _owned_on_torch(plan, rows)
+    if not plan.request.properties.stacks_layers:
+        yield from _owned_of_layers(plan, rows)
         return
     for row in rows:
         whole = Box.whole(row.stacked_saved_shape)
-        for name, spec in _specs_on_jax(row):
+        for name, spec in _specs_of_stack(row):
             owned = owned_boxes(spec, plan.mesh, row.stacked_shape)
             # Most weights have no padding, and there are as many boxes as devices.
             padded = row.stacked_saved_shape != row.stacked_shape
@@ -139,7 +143,7 @@ def _owned(plan: Plan, names: Collection[str]) -> Iterator[tuple[str, Owned]]:
             yield name, _all_in_stack(owned, table.weight(row.name))
 
 
-def _owned_on_torch(plan: Plan, rows: Sequence[TensorPlan]) -> Iterator[tuple[str, Owned]]:
+def _owned_of_layers(plan: Plan, rows: Sequence[TensorPlan]) -> Iterator[tuple[str, Owned]]:
     request, devices = plan.request, range(plan.mesh.num_devices)
     table = request.table
     for row in trained(request, rows):
@@ -169,9 +173,9 @@ def _common(boxes: Sequence[Box], whole: Box) -> tuple[Box, ...]:
     return tuple(common for box in boxes if (common := box.intersect(whole)) is not None)
 
 
-def _on_jax(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[SavedBox]:
+def _of_stacks(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[SavedBox]:
     for row in rows:
-        for name, spec in _specs_on_jax(row):
+        for name, spec in _specs_of_stack(row):
             box = shard_box(spec, plan.mesh, row.stacked_shape, device)
             # Padding is in no box.
             box = box and box.intersect(Box.whole(row.stacked_saved_shape))
@@ -180,13 +184,13 @@ def _on_jax(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[Sav
                 yield SavedBox(weight=name, box=box, saves=saves(spec, plan.mesh, device))
 
 
-def _specs_on_jax(row: TensorPlan) -> Iterator[tuple[str, Spec]]:
+def _specs_of_stack(row: TensorPlan) -> Iterator[tuple[str, Spec]]:
     yield row.name, row.stacked_at_rest
     if row.update_is_sharded:
         yield UPDATE + row.name, row.stacked_updated
 
 
-def _on_torch(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[SavedBox]:
+def _of_layers(plan: Plan, rows: Sequence[TensorPlan], device: int) -> Iterator[SavedBox]:
     table = plan.request.table
     for one in weights_of_rows(plan, rows):
         for in_update in (False, True) if one.update_splits else (False,):

@@ -6,21 +6,22 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 
+from shardwright.core.engines.engines import ENGINES, Engine
 from shardwright.core.model.table import ModelTable, Move, Weight
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.runs import Run, product_of
 
 
 @lru_cache(maxsize=4096)
-def moved_again(table: ModelTable, engine: str, runs: tuple[Run, ...], move: Move) -> Fraction:
+def moved_again(table: ModelTable, engine: Engine, runs: tuple[Run, ...], move: Move) -> Fraction:
     """The share of the layers with a move whose backward pass repeats it.
 
-    It needs no result that only leaves the layer. But PyTorch repeats a layer that keeps nothing in its order, up to the last result that it
+    It needs no result that only leaves the layer. But some engines repeat a layer that keeps nothing in its order, up to the last result that it
     needs: also such a move, if another part of the layer (shared experts) follows.
 
     Saved products spare no move: gradients of weights need the inputs of products, and later norms their sums over devices.
     """
-    in_order = engine == "torch" and (not move.ends_layer or _part_follows(table, move))
+    in_order = ENGINES[engine].repeats_in_order and (not move.ends_layer or _part_follows(table, move))
     stacks = table.activation(move.target).stacks or table.activation(move.source).stacks
     having = [run for run in runs if not stacks or run.stack in stacks]
     made = made_by(table, move)

@@ -170,9 +170,9 @@ class _Derivation:
         return max(found, experts) if quantizer.amax == "delayed" else found
 
     def _agreed_once(self, quantizer: Quantizer, place: Place) -> bool:
-        """Whether weights that have one input agree on its amax once. PyTorch's backward pass of each weight agrees on what only it
-        quantizes; compilers of JAX's programs join these, which are equal."""
-        if self.request.engine == "jax":
+        """Whether weights that have one input agree on its amax once. The backward pass of each weight agrees on what only it
+        quantizes, unless equal results are joined."""
+        if self.request.properties.joins_equal_results:
             return True
         forward = self.recipe.quantizers.get(("output", "input"))
         if place.product == "output" or forward is None:

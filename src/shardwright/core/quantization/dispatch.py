@@ -116,15 +116,15 @@ def arrays_of_rows(quantizer: Quantizer, width: int) -> tuple[RowArray, RowArray
 def sent_as_codes(
     request: Request, mesh: Mesh, quantized: Sequence[QuantizedWeight], name: str, phase: str, width: int
 ) -> tuple[int, tuple[RowArray, ...]]:
-    """In how many layers of a device the rows of an activation are sent as codes in a phase, and what is sent then. JAX sends codes and
-    scales one after the other, PyTorch the bytes of both in one collective. ``width``: elements of a row."""
+    """In how many layers of a device the rows of an activation are sent as codes in a phase, and what is sent then. Codes and
+    scales are sent one after the other, or the bytes of both in one collective. ``width``: elements of a row."""
     sent, backward = sent_rows(request.precision), phase == "backward"
     quantizer = sent.cotangents if backward else sent.tokens
     if quantizer is None or name not in (COTANGENTS if backward else TOKENS):
         return 0, ()
     layers = coded_layers(request, mesh, quantized, MAKES_OUTPUTS if backward else READ_TOKENS)
     arrays = arrays_of_rows(quantizer, width)
-    if request.engine == "torch":
+    if request.properties.sends_scales_with_codes:
         arrays = (RowArray(dtype="uint8", row_bytes=sum(one.row_bytes for one in arrays)),)
     return layers, arrays if layers else ()
 

@@ -70,13 +70,13 @@ def minor_dims(specs: Specs, sides: Iterable[ShardedDim]) -> tuple[str, ...]:
 
 
 def copy_phases(request: Request, weight: QuantizedWeight, copy: Copy) -> tuple[GatherPhase, ...]:
-    """When a copy is gathered. PyTorch recomputes entire layers; JAX recomputes no product for its output alone, so that it
+    """When a copy is gathered. Where a layer is not repeated in its order, no product is for its output alone, so that it
     needs a copy for outputs only where a later product of the layer does."""
     if "output" not in copy.products:
         return ("backward",)
     runs = runs_of(request.table, request.remat)
     again = weight.stack is not None and any(run.gathers_again for run in runs if run.stack == weight.stack)
-    if again and request.engine == "jax" and len(copy.products) == 1:
+    if again and not request.properties.repeats_in_order and len(copy.products) == 1:
         again = share_again(request.table, runs, request.table.weight(weight.name)) > 0
     return ("forward", "recompute") if again else ("forward",)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
+from shardwright.core.engines.engines import ENGINES, Engine
 from shardwright.core.findings.patterns import matches
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.model.table import EXPERT_TOKENS, ModelTable, Weight
@@ -49,14 +50,14 @@ def layer_runs(num: int, quantized: Iterable[int]) -> tuple[range, ...]:
 def inputs_and_outputs(weight: Weight, engine: Engine) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The logical axes that are contracted in a weight's output, and those that it has.
 
-    Our tables say what PyTorch stores, which is outputs first. A user's own weight is (outputs, inputs) under PyTorch and (inputs,
-    outputs) under JAX; of more than two dims, those of the residual stream or of a latent are one side.
+    Our tables say what PyTorch stores, which is outputs first. A user's own weight is (outputs, inputs) or (inputs,
+    outputs), as the engine says; of more than two dims, those of the residual stream or of a latent are one side.
     """
     names = _names(weight)
     if weight.torch_dims is not None:
         outputs, inputs = (dim for dim in weight.torch_dims if dim != ("experts",))
         return inputs, outputs
-    if engine == "torch":
+    if ENGINES[engine].outputs_first:
         return names[-1:], names[:-1]
     if names[0] not in RESIDUAL_SIDE and names[-1] in RESIDUAL_SIDE:
         return names[:-1], names[-1:]

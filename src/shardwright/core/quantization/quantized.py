@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, gcd, prod
-from typing import Literal
 
+from shardwright.core.engines.engines import Engine
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.recipes.formats import bits_of
@@ -216,7 +216,7 @@ class QuantizedWeight:
     def free(self) -> bool:
         return all(operand.freedom.free for operand in self.operands)
 
-    def kernels_on(self, device: Device, engine: Literal["jax", "torch"], dtype: str) -> Mapping[Product, ChosenKernel]:
+    def kernels_on(self, device: Device, engine: Engine, dtype: str) -> Mapping[Product, ChosenKernel]:
         """The kernel of each product of two quantized operands on a device; ``dtype``: of the computation."""
         quantizers: Quantizers = {(one.product, one.operand): one.quantizer for one in self.operands}
         return product_kernels(quantizers, device, engine, experts=self.experts is not None, dtype=dtype)

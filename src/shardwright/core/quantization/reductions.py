@@ -53,7 +53,7 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
         if not operand.values or operand.quantizer.amax == "delayed":
             continue
         if weight.rests and operand.operand == "weight":
-            together = request.engine == "jax"
+            together = request.properties.stacks_layers
             yield AmaxReduction(
                 component=weight.component,
                 phase="update",
@@ -64,8 +64,8 @@ def amax_reductions(request: Request, mesh: Mesh, weights: Iterable[QuantizedWei
                 operand=operand.operand,
             )
             continue
-        # Those of all experts of a device together. JAX has the amax of a buffer's rows of no expert too.
-        of_none = operand.values // operand.experts if request.engine == "jax" and _of_experts(operand) else 0
+        # Those of all experts of a device together, and of a fixed buffer's rows of no expert.
+        of_none = operand.values // operand.experts if request.properties.static_rows and _of_experts(operand) else 0
         for phase in ("backward",) if operand.product != "output" else _forward(request, weight, operand):
             yield AmaxReduction(
                 component=weight.component,
@@ -97,11 +97,11 @@ def _of_experts(operand: QuantizedOperand) -> bool:
 def _forward(
     request: Request, weight: QuantizedWeight, operand: QuantizedOperand
 ) -> tuple[Literal["forward", "recompute"], ...]:
-    """When the amax of what the output's product multiplies is reduced. PyTorch recomputes entire layers. JAX recomputes what the
-    backward pass needs, and under ``dots`` no product for its output alone."""
+    """When the amax of what the output's product multiplies is reduced. A layer is repeated in its order, or only what the
+    backward pass needs, and then under ``dots`` no product for its output alone."""
     runs = runs_of(request.table, request.remat)
     again = weight.stack is not None and any(run.again for run in runs if run.stack == weight.stack)
-    if request.engine == "jax":
+    if not request.properties.repeats_in_order:
         product = share_again(request.table, runs, request.table.weight(weight.name)) > 0
         backward = any(one.product != "output" and one.same_amax == operand.same_amax for one in weight.operands)
         again = again and (product or backward)

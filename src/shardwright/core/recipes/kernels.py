@@ -1,15 +1,15 @@
 """How the product of two quantized operands is computed: a table of kernels, tried in order, and what each needs.
 
-| kernel | engine | device | what it multiplies |
+| kernel | library | device | what it multiplies |
 |---|---|---|---|
-| nvfp4 | JAX | NVIDIA from 10.0 | codes of E2M1, and their E4M3 scales; scales of tensors after the sum |
+| nvfp4 | XLA | NVIDIA from 10.0 | codes of E2M1, and their E4M3 scales; scales of tensors after the sum |
 | nvfp4 | PyTorch | NVIDIA from 10.0, CUDA from 12.8 | the same, with the scales of tensors |
-| mx | JAX | NVIDIA from 10.0 | FP8 codes, and a power of two for each 32 of the contracted dim |
+| mx | XLA | NVIDIA from 10.0 | FP8 codes, and a power of two for each 32 of the contracted dim |
 | mx of experts | PyTorch | NVIDIA 10.0, CUDA from 12.8 | the same of codes in E4M3, for the rows and matrices of all experts in one call |
 | mx | PyTorch | NVIDIA from 10.0, CUDA from 12.8 | codes in E4M3 as JAX |
 | fp8 | both | NVIDIA from 8.9 | FP8 codes; scales after the sum |
 | fp8 by blocks | PyTorch | NVIDIA 9, CUDA from 12.9 | FP8 codes; the sum of each 128 of the contracted dim is scaled and added in float32 |
-| bfloat16 | JAX | NVIDIA from 8.0, TPU | codes times the scales that leave them exact in bfloat16; other scales after the sum |
+| bfloat16 | XLA | NVIDIA from 8.0, TPU | codes times the scales that leave them exact in bfloat16; other scales after the sum |
 | float32 | both | everywhere | values: codes times scales |
 
 All but the last two multiply codes, at the rate of their format. The others dequantize. ``mx`` takes blocks of 128 whose scales are
@@ -26,11 +26,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from shardwright.core.engines.engines import ENGINES, Engine
+from shardwright.core.engines.properties import ProductLibrary
 from shardwright.core.recipes.formats import E2M1, E4M3, E5M2, E8M0
 from shardwright.core.recipes.recipe import ENTIRE, OPERANDS, Operand, Product, Quantizer
 
 Quantizers = Mapping[tuple[Product, Operand], Quantizer]
-Engine = Literal["jax", "torch"]
 KernelName = Literal["nvfp4", "mx of experts", "mx", "fp8", "fp8 by blocks", "bfloat16", "float32"]
 Version = tuple[int, int]
 
@@ -64,7 +65,7 @@ class NarrowProduct:
 
     product: Product
     operands: tuple[Quantizer, Quantizer]
-    engine: Engine = "jax"
+    library: ProductLibrary = "xla"
     experts: bool = False
     dtype: str = "bfloat16"
 
@@ -88,7 +89,7 @@ class ProductKernel:
     ``swizzled``: scales in tiles of 128 rows and 4 blocks (``engine_torch/precision/scales.py``). ``source``: of all this."""
 
     name: KernelName
-    engine: Engine
+    library: ProductLibrary
     least: Version
     needs: tuple[str, ...]
     rate: Literal["float4", "float8", "bfloat16", "float32"]
@@ -185,18 +186,20 @@ _GROUPED = (
 _VALUES = "a product of float32"
 
 KERNELS = (
-    ProductKernel(name="nvfp4", engine="jax", least=(10, 0), needs=(_NVFP4, _TOKENS), rate="float4", source=_JAX),
+    ProductKernel(name="nvfp4", library="xla", least=(10, 0), needs=(_NVFP4, _TOKENS), rate="float4", source=_JAX),
     ProductKernel(
-        name="mx", engine="jax", least=(10, 0), needs=(_EIGHT, _MX, _POWERS, _TOKENS), rate="float8", source=_JAX
+        name="mx", library="xla", least=(10, 0), needs=(_EIGHT, _MX, _POWERS, _TOKENS), rate="float8", source=_JAX
     ),
-    ProductKernel(name="fp8", engine="jax", least=(8, 9), needs=(_EIGHT, _ROWS, _ONE_E4M3), rate="float8", source=_JAX),
     ProductKernel(
-        name="bfloat16", engine="jax", least=(8, 0), needs=(_EXACT,), rate="bfloat16", on_tpu=True, source=_JAX
+        name="fp8", library="xla", least=(8, 9), needs=(_EIGHT, _ROWS, _ONE_E4M3), rate="float8", source=_JAX
     ),
-    ProductKernel(name="float32", engine="jax", least=(0, 0), needs=(), rate="float32", source=_VALUES),
+    ProductKernel(
+        name="bfloat16", library="xla", least=(8, 0), needs=(_EXACT,), rate="bfloat16", on_tpu=True, source=_JAX
+    ),
+    ProductKernel(name="float32", library="xla", least=(0, 0), needs=(), rate="float32", source=_VALUES),
     ProductKernel(
         name="nvfp4",
-        engine="torch",
+        library="aten",
         least=(10, 0),
         cuda=(12, 8),
         needs=(_NVFP4, _BF16),
@@ -207,7 +210,7 @@ KERNELS = (
     ),
     ProductKernel(
         name="mx of experts",
-        engine="torch",
+        library="aten",
         least=(10, 0),
         most=(10, 0),
         cuda=(12, 8),
@@ -220,7 +223,7 @@ KERNELS = (
     ),
     ProductKernel(
         name="mx",
-        engine="torch",
+        library="aten",
         least=(10, 0),
         cuda=(12, 8),
         needs=(_E4M3, _MX, _POWERS, _BF16),
@@ -231,7 +234,7 @@ KERNELS = (
     ),
     ProductKernel(
         name="fp8",
-        engine="torch",
+        library="aten",
         least=(8, 9),
         needs=(_EIGHT, _ROWS, _ONE_E4M3, _BF16),
         rate="float8",
@@ -240,7 +243,7 @@ KERNELS = (
     ),
     ProductKernel(
         name="fp8 by blocks",
-        engine="torch",
+        library="aten",
         least=(9, 0),
         most=(9, 99),
         cuda=(12, 9),
@@ -249,18 +252,18 @@ KERNELS = (
         tiles=Tiles(contracted=LARGE_BLOCK, second=LARGE_BLOCK),
         source=_BLOCK_SCALES,
     ),
-    ProductKernel(name="float32", engine="torch", least=(0, 0), needs=(), rate="float32", source=_VALUES),
+    ProductKernel(name="float32", library="aten", least=(0, 0), needs=(), rate="float32", source=_VALUES),
 )
-"""Those of each engine in the order in which they are tried."""
+"""Those of each library in the order in which they are tried."""
 
 
-def kernel_named(name: KernelName, engine: Engine) -> ProductKernel:
+def kernel_named(name: KernelName, library: ProductLibrary) -> ProductKernel:
     """The row of the table."""
-    return next(kernel for kernel in KERNELS if (kernel.name, kernel.engine) == (name, engine))
+    return next(kernel for kernel in KERNELS if (kernel.name, kernel.library) == (name, library))
 
 
 def choose_product_kernel(device: Device, product: NarrowProduct) -> ChosenKernel:
-    """The first kernel of the engine that the device has and whose needs are met.
+    """The first kernel of the library that the device has and whose needs are met.
 
     >>> from shardwright.core.recipes.presets import preset
     >>> def chosen(recipe, device, product="output", operands=("input", "weight"), **more):
@@ -271,23 +274,23 @@ def choose_product_kernel(device: Device, product: NarrowProduct) -> ChosenKerne
     ['float32', 'bfloat16', 'bfloat16', 'mx']
     >>> [chosen(recipe, h100).name for recipe in ("fp8-row", "fp8-current", "fp8-block", "nvfp4")]
     ['fp8', 'fp8', 'bfloat16', 'bfloat16']
-    >>> [chosen(recipe, h100, engine="torch").name for recipe in ("fp8-row", "fp8-current", "fp8-block", "mxfp8")]
+    >>> [chosen(recipe, h100, library="aten").name for recipe in ("fp8-row", "fp8-current", "fp8-block", "mxfp8")]
     ['fp8', 'fp8', 'fp8 by blocks', 'float32']
-    >>> [chosen(recipe, b200, engine="torch").name for recipe in ("fp8-row", "fp8-block", "mxfp8", "nvfp4")]
+    >>> [chosen(recipe, b200, library="aten").name for recipe in ("fp8-row", "fp8-block", "mxfp8", "nvfp4")]
     ['fp8', 'mx', 'mx', 'nvfp4']
-    >>> chosen("mxfp8", b200, engine="torch", experts=True).name
+    >>> chosen("mxfp8", b200, library="aten", experts=True).name
     'mx of experts'
     >>> chosen("mxfp8", h100).why
     "'mx' needs compute capability 10.0"
     """
-    of_engine = [kernel for kernel in KERNELS if kernel.engine == product.engine]
-    fitting = [kernel for kernel in of_engine if all(NEEDS[need](product) for need in kernel.needs)]
+    there = [kernel for kernel in KERNELS if kernel.library == product.library]
+    fitting = [kernel for kernel in there if all(NEEDS[need](product) for need in kernel.needs)]
     kernel = next(kernel for kernel in fitting if kernel.is_on(device))
-    return ChosenKernel(kernel=kernel, why="" if kernel.of_codes else _why(device, product, of_engine))
+    return ChosenKernel(kernel=kernel, why="" if kernel.of_codes else _why(device, product, there))
 
 
 def _why(device: Device, product: NarrowProduct, kernels: Sequence[ProductKernel]) -> str:
-    """Why none of an engine's kernels multiplies the codes of a product."""
+    """Why none of a library's kernels multiplies the codes of a product."""
     if device.kind != "GPU":
         return "the chip multiplies no codes"
     unmet = [
@@ -312,11 +315,12 @@ def product_kernels(
 ) -> dict[Product, ChosenKernel]:
     """The kernel of each product of which both operands are quantized."""
     chosen: dict[Product, ChosenKernel] = {}
+    library = ENGINES[engine].product_library
     for product, (left, right) in OPERANDS.items():
         pair = quantizers.get((product, left)), quantizers.get((product, right))
         if pair[0] is not None and pair[1] is not None:
             narrow = NarrowProduct(
-                product=product, operands=(pair[0], pair[1]), engine=engine, experts=experts, dtype=dtype
+                product=product, operands=(pair[0], pair[1]), library=library, experts=experts, dtype=dtype
             )
             chosen[product] = choose_product_kernel(device, narrow)
     return chosen

@@ -41,7 +41,8 @@ def resolve_mesh(request: Request) -> tuple[Mesh, tuple[Finding, ...]]:
             notes = (_default_devices_finding(request, automatic[0], devices // known, devices),)
         fixed[automatic[0]] = devices // known
     axes = tuple(Axis(name=a, size=fixed[a], link=entry.link) for a, entry in request.layout.mesh.items())
-    whole_slice = request.chip.whole_slice if request.chip is not None and request.engine == "jax" else None
+    chip = request.chip
+    whole_slice = chip.whole_slice if chip and chip.accelerator in request.properties.accelerators else None
     return _mesh(axes, whole_slice and whole_slice.by(request.hops)), notes
 
 

@@ -6,14 +6,15 @@
 | in a checkpoint | that of the model |
 
 The padding is rows of zeros. No token has their number, and their logits are masked, so their gradients are zero and they stay
-zero. Under JAX the axes at rest count too, since it has equal shards only; ``fully_shard`` has short ones.
+zero. The axes at rest count too on an engine that has equal shards only.
 """
 
 from __future__ import annotations
 
 from math import lcm
 
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.engines.engines import ENGINES, Engine
+from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Program, Weight
 from shardwright.core.resolution.resolve import operand_spec, resolve_weight
@@ -31,7 +32,7 @@ def padded_shape(weight: Weight, program: Program, layout: Layout, mesh: Mesh, e
     for component in (weight.component, *weight.uses):
         resolved = resolve_weight(weight, layout, mesh, engine, component)
         shards.append(mesh.size(operand_spec(resolved.in_use, component, layout, mesh).axes_of(PADDED_AXIS)))
-        if engine == "jax" and component == weight.component:
+        if not ENGINES[engine].uneven_shards and component == weight.component:
             shards.append(mesh.size(resolved.at_rest.axes_of(PADDED_AXIS)))
     return tuple(
         padded_size(size, lcm(*shards)) if name == PADDED_AXIS else size

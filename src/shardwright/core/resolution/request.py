@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import inf
-from typing import Literal, get_args
+from typing import Literal
 
+from shardwright.core.engines.engines import DEFAULT_ENGINE, ENGINES, Engine
+from shardwright.core.engines.properties import EngineProperties
 from shardwright.core.findings.bounds import DEAREST_HOUR, is_integer, is_number, shown_number, within
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
 from shardwright.core.findings.patterns import chosen
-from shardwright.core.layout.layout import Auto, Engine, Layout
+from shardwright.core.layout.layout import Auto, Layout
 from shardwright.core.layout.roles import SCHEDULES
 from shardwright.core.mesh.hops import AUTO, WAYS, WholeSlice
 from shardwright.core.model.optimizer import ADAMW, AVERAGE, MASTER, Kept, Optimizer
@@ -80,7 +82,7 @@ class Request:
     length: int
     mesh_sizes: Mapping[str, int | Auto] = field(default_factory=dict)
     devices: int | None = None
-    engine: Engine = "jax"
+    engine: Engine = DEFAULT_ENGINE
     dtype: str = "float32"
     weights_dtype: str = "float32"
     moments_dtype: str = "float32"
@@ -143,7 +145,7 @@ class Request:
             read_stages(self.stages, "stages")
         words = {
             **({} if self.schedule is None else {"schedule": (self.schedule, SCHEDULES)}),
-            "engine": (self.engine, get_args(Engine)),
+            "engine": (self.engine, tuple(ENGINES)),
             "hops": (self.hops, (*WAYS, AUTO)),
             **{
                 name: (value, TRAINED_IN)
@@ -176,6 +178,11 @@ class Request:
                 raise InputError("--price is that of a device for an hour of a training, so it needs --tokens, as 15T.")
         if tokens is not None and self.chip is None:
             raise InputError("--tokens needs --chips of a kind whose speed is known: without them a step has no time.")
+
+    @property
+    def properties(self) -> EngineProperties:
+        """What its engine does otherwise than others."""
+        return ENGINES[self.engine]
 
     @property
     def moments_dtypes(self) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from functools import lru_cache
 from math import ceil
 from typing import Literal, NamedTuple
 
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.engines.engines import ENGINES, Engine
+from shardwright.core.layout.layout import Layout
 from shardwright.core.layout.roles import EXCHANGED_FOR_HEADS, ROLES
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import Spec
@@ -48,11 +49,12 @@ class ResolvedWeight:
 
 
 def as_stored(request: Request, weight: Weight) -> Weight:
-    """A weight in the dims of the request's engine. A weight of which PyTorch's ranks gather codes is stored on its dim 0 alone."""
-    if request.engine != "torch":
-        return weight
-    stored, recipe = as_torch_stores(weight), request.precision
-    return replace(stored, storage=stored.storage[:1]) if recipe is not None and recipe.of_codes else stored
+    """A weight in the dims of the request's engine. A weight whose codes are gathered with those of its group is stored on its dim 0
+    alone."""
+    engine, recipe = request.properties, request.precision
+    stored = as_torch_stores(weight) if engine.merges_dims else weight
+    of_codes = engine.gathers_together and recipe is not None and recipe.of_codes
+    return replace(stored, storage=stored.storage[:1]) if of_codes else stored
 
 
 def resolve_weight(
@@ -105,8 +107,8 @@ def _before_storage(weight: Weight, layout: Layout, mesh: Mesh, engine: Engine, 
         elif role.stores:
             requests.append(AxisRequest(axis=axis, role=role.name, tried=(), refused="kept-whole"))
     if ruled:
-        # PyTorch gathers parameters, and no buffers: a buffer has the same spec at rest and in use.
-        gathers = engine == "jax" or not weight.frozen
+        # Where frozen weights are not gathered, they have the same spec at rest and in use.
+        gathers = ENGINES[engine].gathers_frozen or not weight.frozen
         storage_axes = _apply_rules(ruled, layout, component, gathers, storage_axes, persistent, gathered, requests)
     already = {name: persistent.get(name, []) + gathered[name] for name in weight.logical_axes}
     return _Begun(persistent, gathered, requests, storage_axes, already)

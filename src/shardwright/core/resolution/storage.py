@@ -1,9 +1,9 @@
 """The storage dim: the dim of a weight that its storage axes shard at rest, and that is gathered for use.
 
-| engine | storage dim |
+| shards | storage dim |
 |---|---|
-| jax | the first logical axis of the weight's storage list that is divisible by the product of all its storage axes and the axes already on it |
-| torch | dim 0 as PyTorch stores it, which ``fully_shard`` shards without a copy; it need not divide. Where it has fewer entries than shards, as 8 experts over 128 ranks, most of them would be padding: then the next dim that divides, if there is one |
+| even | the first logical axis of the weight's storage list that is divisible by the product of all its storage axes and the axes already on it |
+| uneven | dim 0 as its module stores it, which is sharded without a copy; it need not divide. Where it has fewer entries than shards, as 8 experts over 128 ranks, most of them would be padding: then the next dim that divides, if there is one |
 | either | an entry's ``weights:`` names other dims to try, before those of the table |
 """
 
@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.engines.engines import ENGINES, Engine
+from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import Weight
 
@@ -60,22 +61,22 @@ def choose_storage(
     for axis in axes:
         lists.setdefault(storage_list(weight, layout, axis), []).append(axis)
     taken = {name: mesh.size(sharding) for name, sharding in in_use.items()}
-    choices = []
+    choices, uneven = [], ENGINES[engine].uneven_shards
     for tried, group in lists.items():
         product = mesh.size(group)
         shards = {name: product * taken.get(name, 1) for name in tried}
         granted = next(
-            (name for name in tried if _may_store(weight, engine, name, shards[name])),
-            next((name for name in weight.logical_axes[:1] if engine == "torch" and name in tried), None),
+            (name for name in tried if _may_store(weight, uneven, name, shards[name])),
+            next((name for name in weight.logical_axes[:1] if uneven and name in tried), None),
         )
         if granted is not None:
             taken[granted] = taken.get(granted, 1) * product
-            tried = tried[: tried.index(granted) + 1] if engine == "torch" else tried
+            tried = tried[: tried.index(granted) + 1] if uneven else tried
         choices.append(StorageChoice(axes=tuple(group), tried=tried, granted=granted))
     return tuple(choices)
 
 
-def _may_store(weight: Weight, engine: Engine, name: str, shards: int) -> bool:
+def _may_store(weight: Weight, uneven: bool, name: str, shards: int) -> bool:
     """Whether a dim may be stored in so many shards, without one that is empty."""
     size = weight.size(name)
-    return size % shards == 0 or (engine == "torch" and name == weight.logical_axes[0] and size >= shards)
+    return size % shards == 0 or (uneven and name == weight.logical_axes[0] and size >= shards)

@@ -13,17 +13,19 @@ After the update an all-gather makes the weight as it is at rest.
 The dim is the first of these that is divisible by the axes on it and all axes that shard the update. On it, they come last: those
 that shard the gradient, then the others, each in mesh order.
 
-| engine | dims that are tried |
+| property of the engine | dims that are tried |
 |---|---|
-| jax | the weight's storage list; if none is divisible, or there is no list, the update is sharded as the weight is |
-| torch | the dims as PyTorch stores them; if none is divisible, the shards of dim 0 are uneven |
+| otherwise | the weight's storage list; if none is divisible, or there is no list, the update is sharded as the weight is |
+| ``updates_any_dim`` | the dims as its module stores them |
+| ``uneven_shards`` | if none is divisible, the shards of the first are uneven |
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardwright.core.layout.layout import Engine, Layout
+from shardwright.core.engines.engines import ENGINES, Engine
+from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.mesh.spec import DimSpec, Spec
 from shardwright.core.model.table import Weight
@@ -53,10 +55,11 @@ def resolve_update(
         return None
     axes = mesh.larger_than_one(update_axes(weight, layout, at_rest, in_use))
     sizes = dict(zip(weight.logical_axes, shape, strict=True))
-    tried = weight.storage if engine == "jax" else weight.logical_axes
+    properties = ENGINES[engine]
+    tried = weight.logical_axes if properties.updates_any_dim else weight.storage
     number = mesh.size(axes)
     name = next((n for n in tried if sizes[n] % (number * mesh.size(at_rest.axes_of(n))) == 0), None)
-    if name is None and engine == "torch":
+    if name is None and properties.uneven_shards:
         name = next(iter(tried), None)
     if name is None or not axes:
         return at_rest

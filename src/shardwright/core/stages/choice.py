@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Literal
 
+from shardwright.core.engines.engines import ENGINES, Engine
 from shardwright.core.layout.wording import count, either, every
 from shardwright.core.schedules.actions import Table
 from shardwright.core.schedules.clock import run
@@ -87,17 +88,15 @@ def timetable(schedule: str, ranks: int, virtual: int, microbatches: int, shared
     return with_transfers(table, embedding=EMBEDDING in shared, logits=LOGITS in shared)
 
 
-def own_schedule(engine: str, ranks: int, virtual: int, microbatches: int) -> str:
+def own_schedule(engine: Engine, ranks: int, virtual: int, microbatches: int) -> str:
     """The schedule of an engine where none is named.
 
     >>> own_schedule("jax", 4, 1, 8), own_schedule("torch", 4, 1, 8), own_schedule("torch", 4, 1, 2), own_schedule("torch", 4, 2, 8)
     ('circular', '1f1b', 'gpipe', 'interleaved')
     """
-    if engine == "jax":
-        return "circular"
-    if virtual > 1:
-        return "interleaved"
-    return "1f1b" if microbatches >= ranks else "gpipe"
+    schedules = ENGINES[engine].schedules
+    wanted = "interleaved" if virtual > 1 else "1f1b" if microbatches >= ranks else "gpipe"
+    return wanted if wanted in schedules else schedules[0]
 
 
 def choose(
@@ -105,7 +104,7 @@ def choose(
     *,
     ranks: int,
     microbatches: int,
-    engine: str,
+    engine: Engine,
     virtual: int | None = None,
     schedule: str | None = None,
     text: str | None = None,
@@ -125,7 +124,7 @@ def without_stages(
     *,
     ranks: int,
     microbatches: int,
-    engine: str,
+    engine: Engine,
     virtual: int | None = None,
     schedule: str | None = None,
     text: str | None = None,

@@ -26,7 +26,7 @@ def with_copies(
     computing: Seconds, plan: Plan, chip: ChipNumbers, reading: Reading, shares: Sequence[float] | None = None
 ) -> Seconds:
     """The seconds that a device computes, with those of the copies. ``shares``: how often each collective of the plan counts, if not once."""
-    if plan.request.engine != "torch":
+    if not plan.request.properties.gathers_together:
         return computing
     found = dict(computing)
     sharded = {tensor.name for tensor in plan.weights if tensor.shard_group}

@@ -82,7 +82,7 @@ def computing_seconds(
         where = one.component, one.phase
         found[where] = found.get(where, 0.0) + seconds
     rate = copy_bytes_per_s(chip, reading) / (EAGER_PASSES if program_of(plan, chip) == "eager" else 1.0)
-    static_on = chip.network if plan.request.engine == "jax" and program_of(plan, chip) == "compiled" else None
+    static_on = chip.network if plan.request.properties.static_rows and program_of(plan, chip) == "compiled" else None
     for where, moved in elementwise_bytes(plan, shares, static_on).items():
         found[where] = found.get(where, 0.0) + moved / rate
     return {where: seconds / chip.kernels_share(reading) for where, seconds in found.items()}
@@ -95,7 +95,7 @@ def moving_seconds(chip: ChipNumbers, moved: float, reading: Reading) -> float:
 
 def program_of(plan: Plan, chip: ChipNumbers) -> str:
     """``eager``, ``compiled`` or ``fused``: the engine's own, which is never fused, unless a file of the user's says which."""
-    return chip.program or ("eager" if plan.request.engine == "torch" else "compiled")
+    return chip.program or ("compiled" if plan.request.properties.compiled else "eager")
 
 
 def _wide(chip: ChipNumbers, flops: float, shape: Shape, dtype: str, reading: Reading) -> float:

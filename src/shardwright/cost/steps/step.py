@@ -197,7 +197,7 @@ def phase_times(
             or _inside_products(plan, chip, one)
             or _inside_backward(plan, chip, one)
         ):
-            pooled = plan.request.engine == "torch" or one.phase == "update"
+            pooled = plan.request.properties.gathers_together or one.phase == "update"
             where = LAYER if pooled and _is_of_layers(plan, one) else one.component, one.phase
             hideable[where] = hideable.get(where, 0.0) + second
         elif one.ragged and "expert" in chip.overlap:
@@ -235,7 +235,7 @@ def phase_times(
     phases: Iterable[Phase] = get_args(Phase)
     compute = {phase: sum(time for (_, of), time in computing.items() if of == phase) for phase in phases}
     copies = to_host_seconds(plan, chip, reading) or 0.0
-    beside = 0.0 if plan.request.engine == "torch" else compute["recompute"] + compute["backward"]
+    beside = compute["recompute"] + compute["backward"] if plan.request.properties.returns_copies_beside else 0.0
     waiting: Mapping[Phase, float] = {"forward": copies - compute["forward"], "backward": copies - beside}
     return {
         phase: PhaseTime(
@@ -260,7 +260,7 @@ def _is_of_layers(plan: Plan, one: PlannedCollective) -> bool:
 
 def _of_a_loop(plan: Plan, chip: ChipNumbers, one: PlannedCollective) -> bool:
     """Whether a collective is of matrices that a loop over blocks multiplies by: in XLA's programs for GPUs, of experts."""
-    in_blocks = chip.network != "torus" and plan.request.engine == "jax" and program_of(plan, chip) == "compiled"
+    in_blocks = chip.network != "torus" and plan.request.properties.static_rows and program_of(plan, chip) == "compiled"
     return in_blocks and all(is_of_experts(plan, name) for name in one.tensors)
 
 
@@ -272,7 +272,7 @@ def _inside_backward(plan: Plan, chip: ChipNumbers, one: PlannedCollective) -> b
     rows = plan.by_name
     if "data" in chip.overlap:
         return all(name in rows and rows[name].kind == "weight" for name in one.tensors)
-    if plan.request.engine != "torch":
+    if not plan.request.properties.reduces_replicas_early:
         return False
     return all(name in rows and rows[name].kind == "weight" and rows[name].shard_group for name in one.tensors)
 

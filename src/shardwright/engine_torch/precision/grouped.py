@@ -30,7 +30,7 @@ def multiplied_by_expert(
     kernel: KernelName, product: Product, xs: Sequence[Narrow], ys: Sequence[Narrow]
 ) -> list[torch.Tensor]:
     """For each expert the sums over what is contracted, in bfloat16."""
-    tiles = kernel_named(kernel, "torch").tiles
+    tiles = kernel_named(kernel, "aten").tiles
     if product == "weight_gradient":
         left = torch.cat([rows_of(x, tiles.contracted, tiles.contracted) for x in xs], 1)
         by_expert = [filled(rows_of(y, tiles.contracted, tiles.contracted), 0, tiles.second) for y in ys]

@@ -71,7 +71,7 @@ def _product_device(kind: str) -> Device:
 
 def multiplied(kernel: KernelName, x: Narrow, y: Narrow) -> torch.Tensor:
     """The sums over K of the products of both, MN in bfloat16."""
-    tiles = kernel_named(kernel, "torch").tiles
+    tiles = kernel_named(kernel, "aten").tiles
     left, right = (rows_of(operand, tiles.contracted) for operand in (x, y))
     right = filled(right, 0, tiles.second)
     if not left.numel():

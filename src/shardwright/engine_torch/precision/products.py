@@ -228,7 +228,7 @@ def _sums(
     turns = name == "weight_gradient"
     if narrow_operands:
         left, right = narrow_operands[::-1] if turns else narrow_operands
-        if kernel_named(kernel, "torch").of_experts:
+        if kernel_named(kernel, "aten").of_experts:
             made = multiplied_by_expert(kernel, name, left, right)
         else:
             made = [multiplied(kernel, x, y) for x, y in zip(left, right, strict=True)]

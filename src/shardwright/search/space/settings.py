@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import product
 from math import prod
 
+from shardwright.core.engines.properties import EngineProperties
 from shardwright.core.layout.layout import Layout, RoleEntry
 from shardwright.core.mesh.divisors import divisors
 from shardwright.core.recipes.recipe import Recipe
@@ -21,15 +22,6 @@ from shardwright.search.space.policies import TriedPolicy
 STORING = ("fsdp", "context")
 """Roles whose axes shard weights at rest that are gathered for use."""
 
-GATHERED_ONCE = frozenset({"jax"})
-"""The engines that may gather weights of stages once a step."""
-
-WHOLE_STACKS = frozenset({"jax"})
-"""The engines whose stages have one policy for all layers of a stack, and keep nothing on the host."""
-
-SHARED_LOSS = frozenset({"jax"})
-"""The engines whose stages share the chunks of a loss: with them it is faster."""
-
 LOSS_CHUNKS = (1, 8)
 """Chunks of the loss: its logits may be what does not fit."""
 
@@ -39,13 +31,20 @@ MOST_ROUNDS = 16
 CHUNKS = (1, 2, 4)
 """Chunks of layers of a stage's device."""
 
-SCHEDULES_OF = {"jax": ("circular",), "torch": ("1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev")}
-"""The schedules that each engine runs, without those that another one here always equals or beats."""
+BEATEN = frozenset({"gpipe", "looped-bfs"})
+"""Schedules that another one always equals or beats."""
+
+PLAIN = frozenset({"circular", "gpipe", "zero-bubble"})
+"""Schedules that run with any number of microbatches: of an engine one that gathers weights for each pass, and one that gathers them once a
+step, if it has both. One of them has the passes of any other schedule."""
 
 
-PLAIN = {"jax": ("circular",), "torch": ("gpipe", "zero-bubble")}
-"""Schedules of each engine that run with any number of microbatches: one that gathers weights for each pass, and one that gathers them once a
-step. One of them has the passes of any other schedule."""
+def tried_schedules(engine: EngineProperties) -> tuple[str, ...]:
+    return tuple(name for name in engine.schedules if name not in BEATEN)
+
+
+def plain_schedules(engine: EngineProperties) -> tuple[str, ...]:
+    return tuple(name for name in engine.schedules if name in PLAIN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +60,10 @@ class Free:
     moves_of_experts: tuple[str, ...] | None = None
     precisions: Mapping[str, Recipe | None] = field(default_factory=lambda: {"": None})
 
-    def policies_for(self, ranks: int, engine: str) -> tuple[TriedPolicy, ...]:
-        """Those that an engine runs in a pipeline of so many ranks."""
-        if ranks == 1 or engine not in WHOLE_STACKS or len(self.policies) == 1:
+    def policies_for(self, ranks: int, engine: EngineProperties) -> tuple[TriedPolicy, ...]:
+        """Those that an engine runs in a pipeline of so many ranks. Stages of one program have one policy for all layers of a stack, and keep
+        nothing on the host."""
+        if ranks == 1 or not engine.one_program or len(self.policies) == 1:
             return self.policies
         return tuple(policy for policy in self.policies if policy.in_stages)
 
@@ -146,10 +146,11 @@ def settings_of(arrangement: Arrangement, request: Request, free: Free) -> Itera
             experts=experts,
             shared_update=shared_update,
             precision=precision,
-            loss_chunks=free.loss_chunks[-1 if stages and request.engine in SHARED_LOSS else 0],
+            # The stages of one program share the chunks of a loss: with them it is faster.
+            loss_chunks=free.loss_chunks[-1 if stages and request.properties.one_program else 0],
             microbatches=1 if stages else free.microbatches or 1,
-            once=stages and request.engine in GATHERED_ONCE and not roles.isdisjoint(STORING),
-            schedule=PLAIN[request.engine][0] if stages else None,
+            once=stages and "kept weights in stages" not in request.properties.lacks and not roles.isdisjoint(STORING),
+            schedule=plain_schedules(request.properties)[0] if stages else None,
         )
 
 
@@ -177,7 +178,7 @@ def microbatches_in_stages(
 def schedules_of(arrangement: Arrangement, setting: Setting, request: Request, free: Free) -> Iterator[Setting]:
     """A setting of stages with each schedule, number of chunks of layers and of the loss that run with its microbatches."""
     ranks = arrangement.sizes["stage"]
-    for name in free.schedules or SCHEDULES_OF[request.engine]:
+    for name in free.schedules or tried_schedules(request.properties):
         schedule = SCHEDULES[name]
         for virtual in CHUNKS if schedule.virtual is None else (schedule.virtual,):
             if ranks * virtual > request.table.num_layers or (name == "interleaved" and virtual == 1):
