@@ -61,7 +61,8 @@ class Number:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipNumbers(HashedOnce):
     """A chip's tables of chips.toml and measured.toml. ``network``: ``torus`` or ``switch``. ``program``: ``eager``, ``compiled`` or ``fused``, and
-    ``overlap``: roles whose collectives run inside of products, where a file of the user's says so (``user.py``)."""
+    ``overlap``: roles whose collectives run inside of products, where a file of the user's says so (``user.py``). ``graphs``: parts of a layer
+    whose kernels a host starts at once, and ``tokens_once``: a token is sent once to each device that has an expert of it."""
 
     kind: str
     name: str
@@ -69,6 +70,8 @@ class ChipNumbers(HashedOnce):
     numbers: Mapping[str, Number]
     program: str | None = None
     overlap: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
+    tokens_once: bool = False
 
     def __hash__(self) -> int:
         try:

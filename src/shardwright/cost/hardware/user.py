@@ -5,6 +5,8 @@ kind = "h100"            # the chips that the numbers are of
 program = "compiled"     # or "eager", or "fused" by hand: what runs, where that is not the engine's own
 overlap = ["tensor"]     # gathers and scatters of tensor parallelism run inside of its products; "data": sums over replicas beside passes;
                          # "expert": exchanges of tokens beside another microbatch's products
+graphs = ["attention"]   # CUDA graphs of parts of a layer with experts, or of "step": no host starts their kernels one by one
+tokens_once = true       # a token is sent once to each device that has an expert of it, as DeepEP and HybridEP do
 
 [numbers]                # they replace those of the table (chips.toml, measured.toml)
 scale_out_bytes_per_s = 25e9
@@ -29,11 +31,13 @@ from shardwright.core.findings.nearest import did_you_mean
 from shardwright.cost.hardware.chips import ChipNumbers, Cited, Number, chip_of, chips
 
 LARGEST_FILE = 1 << 20
-KEYS = {"kind", "name", "network", "program", "overlap", "numbers", "measured"}
+KEYS = {"kind", "name", "network", "program", "overlap", "graphs", "tokens_once", "numbers", "measured"}
 PROGRAMS = ("eager", "compiled", "fused")
 OVERLAPS = ("tensor", "data", "expert")
 """The roles whose collectives a program may run inside of its products, or, of replicas, beside the passes of a step, or, of experts, beside the
 products of another microbatch."""
+GRAPHS = ("attention", "router", "step")
+"""What may be a graph, whose kernels are started at once."""
 
 OF_RUNS = {"step_latency_s"}
 """Numbers that only a file has."""
@@ -69,15 +73,18 @@ def with_file(kind: str, base: ChipNumbers | None, file: str) -> ChipNumbers:
     program = found.get("program")
     if program not in (None, *PROGRAMS):
         raise InputError(f"--chips: 'program' in {file} is {program!r}, and must be one of {', '.join(PROGRAMS)}.")
-    overlap = found.get("overlap", [])
-    if not isinstance(overlap, list) or any(one not in OVERLAPS for one in overlap):
-        raise InputError(f"--chips: 'overlap' in {file} is {overlap!r}, and must be a list of {', '.join(OVERLAPS)}.")
+    overlap, graphs = _words(found, "overlap", OVERLAPS, file), _words(found, "graphs", GRAPHS, file)
+    once = found.get("tokens_once", False)
+    if not isinstance(once, bool):
+        raise InputError(f"--chips: 'tokens_once' in {file} is {once!r}, and must be true or false.")
     if base is not None:
         return replace(
             base,
             numbers={**base.numbers, **numbers},
             program=program or base.program,
-            overlap=tuple(overlap) or base.overlap,
+            overlap=overlap or base.overlap,
+            graphs=graphs or base.graphs,
+            tokens_once=once or base.tokens_once,
         )
     name, network = found.get("name"), found.get("network")
     if not isinstance(name, str) or not isinstance(network, str) or network not in NEEDED:
@@ -88,7 +95,15 @@ def with_file(kind: str, base: ChipNumbers | None, file: str) -> ChipNumbers:
     missing = [each for each in NEEDED[network] if each not in numbers]
     if missing:
         raise InputError(f"--chips: {file} lacks numbers of '{kind}': {', '.join(missing)}.")
-    return ChipNumbers(kind=kind, name=name, network=network, numbers=numbers, program=program, overlap=tuple(overlap))
+    return ChipNumbers(kind=kind, name=name, network=network, numbers=numbers, program=program, overlap=overlap, graphs=graphs, tokens_once=once)
+
+
+def _words(found: Mapping[str, Any], key: str, words: tuple[str, ...], file: str) -> tuple[str, ...]:
+    """The words of a list of a file; none where it has no such list."""
+    listed = found.get(key, [])
+    if not isinstance(listed, list) or any(word not in words for word in listed):
+        raise InputError(f"--chips: '{key}' in {file} is {listed!r}, and must be a list of {', '.join(words)}.")
+    return tuple(listed)
 
 
 def base_of(kind: str, files: tuple[str, ...]) -> ChipNumbers | None:

@@ -106,7 +106,7 @@ def _phases(
 ) -> Phases | None:
     rates = Rates.of(chip, reading)
     times = [time_of_planned(one, mapping, rates) for one in stage.collectives]
-    seconds = all_seconds(stage, times, shares)
+    seconds = all_seconds(stage, times, chip, shares)
     known = [second for second in seconds if second is not None]
     computing = computing_seconds(stage, chip, reading, shares)
     if computing is None or len(known) < len(seconds):

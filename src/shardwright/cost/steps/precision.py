@@ -43,6 +43,7 @@ from shardwright.core.resolution.token_hops import token_hops
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.steps.elementwise import EAGER_PASSES, elementwise_bytes
 from shardwright.cost.steps.flops import CountedProduct, step_products
+from shardwright.cost.steps.launches import launch_seconds
 from shardwright.cost.steps.products import RATES, Shape, attention_flops_per_s, copy_bytes_per_s, product_seconds
 from shardwright.cost.steps.routing import EVEN, is_of_experts
 
@@ -85,7 +86,11 @@ def computing_seconds(
     static_on = chip.network if plan.request.properties.static_rows and program_of(plan, chip) == "compiled" else None
     for where, moved in elementwise_bytes(plan, shares, static_on).items():
         found[where] = found.get(where, 0.0) + moved / rate
-    return {where: seconds / chip.kernels_share(reading) for where, seconds in found.items()}
+    busy = {where: seconds / chip.kernels_share(reading) for where, seconds in found.items()}
+    if program_of(plan, chip) == "fused":
+        for where, started in launch_seconds(plan, chip):
+            busy[where] = max(busy.get(where, 0.0), started)
+    return busy
 
 
 def moving_seconds(chip: ChipNumbers, moved: float, reading: Reading) -> float:

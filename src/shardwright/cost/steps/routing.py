@@ -17,8 +17,8 @@ from math import ceil
 
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Plan, PlannedCollective, TensorPlan
-from shardwright.core.resolution.resolve import traffic_of
-from shardwright.core.resolution.token_hops import rows_sent_on, token_hops
+from shardwright.core.resolution.resolve import expert_axes, traffic_of
+from shardwright.core.resolution.token_hops import nodes_of_a_token, rows_sent_on, token_hops
 
 EVEN = 1.0
 
@@ -87,6 +87,18 @@ def sent_times(plan: Plan, collective: PlannedCollective, shares: float) -> floa
         return EVEN
     hop = next(hop for hop in token_hops(plan.request, plan.mesh) if set(hop.axes) == set(collective.axes))
     return min(shares, max(EVEN, hop.buffer_rows / hop.even_rows))
+
+
+def once_share(plan: Plan, collective: PlannedCollective) -> float:
+    """Of an exchange's rows those that are sent where each device gets a token once, whichever of its experts want it."""
+    if not collective.ragged or plan.request.table.top_k is None:
+        return 1.0
+    hops = token_hops(plan.request, plan.mesh)
+    if set(hops[-1].axes) != set(collective.axes):
+        # What nodes are sent is sent once already.
+        return 1.0
+    devices = plan.mesh.size(expert_axes(plan.request.layout, plan.mesh))
+    return min(1.0, nodes_of_a_token(plan.request.table, devices) / plan.request.table.top_k)
 
 
 def bytes_between_hops(plan: Plan) -> float:

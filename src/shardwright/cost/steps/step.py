@@ -38,7 +38,7 @@ from shardwright.cost.steps.copies import with_copies
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
 from shardwright.cost.steps.precision import computing_seconds, moving_seconds, program_of, quantization_bytes
 from shardwright.cost.steps.products import RATES
-from shardwright.cost.steps.routing import EVEN, is_of_experts, sent_times
+from shardwright.cost.steps.routing import EVEN, is_of_experts, once_share, sent_times
 
 HOST_RATE = "host_bytes_per_s"
 
@@ -97,11 +97,12 @@ def seconds_of(one: PlannedCollective, time: Time | None) -> float | None:
     return None if time is None else time.seconds * one.count_per_step
 
 
-def all_seconds(plan: Plan, times: Times, shares: float = EVEN) -> list[float | None]:
+def all_seconds(plan: Plan, times: Times, chip: ChipNumbers, shares: float = EVEN) -> list[float | None]:
     """Those of each collective of a plan. ``shares``: of experts' rows (``routing.py``)."""
     found = (seconds_of(one, time) for one, time in zip(plan.collectives, times, strict=True))
     return [
-        second and second * sent_times(plan, one, shares) for one, second in zip(plan.collectives, found, strict=True)
+        second and second * sent_times(plan, one, shares) * (once_share(plan, one) if chip.tokens_once else 1.0)
+        for one, second in zip(plan.collectives, found, strict=True)
     ]
 
 
@@ -139,7 +140,7 @@ def _is_used(name: str, rates: set[str], engine: str) -> bool:
 
 
 def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading, shares: float) -> StepCost | None:
-    seconds = all_seconds(plan, times, shares)
+    seconds = all_seconds(plan, times, chip, shares)
     known = [second for second in seconds if second is not None]
     computing = computing_seconds(plan, chip, reading, shares)
     if len(known) < len(seconds) or computing is None:
