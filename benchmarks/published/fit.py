@@ -2,8 +2,9 @@
 
 python -m benchmarks.published.fit
 
-A step's compute would take ``compute`` seconds at the rates of its kernels, and took what was published less the communication that the
-plan says is exposed. The share of a family of chips is the median over its steps; that of all others the median over families.
+A step's compute, and what its stages wait for it, would take so many seconds at the rates of its kernels, and took what was published less the communication
+that the plan says is exposed. The share of a family of chips is the median over its steps of all lists; that of all others the median over families. Steps
+whose file of chips has a share of their own are left out.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from dataclasses import replace
 from statistics import median
 
 from benchmarks.published.planned import machine_of, plan_of, published_seconds
-from benchmarks.published.steps import published
-from shardwright.cost import price
-from shardwright.cost.hardware.chips import Cited, Number
+from benchmarks.published.steps import to_fit
+from shardwright.core.estimate.step_cost import StepCost
+from shardwright.core.plan.plan import Plan
+from shardwright.cost import Machine
+from shardwright.cost.hardware.chips import Cited, Number, chip_of
+from shardwright.cost.hardware.links import map_mesh
+from shardwright.cost.steps.pipeline import timed_pipeline
+from shardwright.cost.steps.step import timed
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100",),
     "Hopper": ("h100", "h200", "h800"),
     "Hopper at 500 W": ("h100-96gb",),
     "Blackwell": ("b200", "gb200"),
+    "Blackwell Ultra": ("b300", "gb300"),
+    "TPU v4": ("v4",),
     "TPU v5e": ("v5e",),
     "TPU v5p": ("v5p",),
     "TPU v6e": ("v6e",),
@@ -34,19 +42,27 @@ def fitted() -> Mapping[str, list[float]]:
     """The shares that single steps reached, by family."""
     found: dict[str, list[float]] = {family: [] for family in FAMILIES}
     whole = Number(used=Cited(value=1.0, source="of the kernels alone", date="2026"))
-    for step in published():
-        if step.left_out:
-            continue
+    for step in to_fit():
         machine = machine_of(step)
         assert machine.numbers is not None
+        family = next((family for family, kinds in FAMILIES.items() if machine.numbers.kind in kinds), None)
+        if family is None or machine.numbers.kernels_share() != chip_of(machine.numbers.kind).kernels_share():
+            continue
         numbers = {**machine.numbers.numbers, "kernels_share": whole}
-        cost = price(plan_of(step), replace(machine, numbers=replace(machine.numbers, numbers=numbers))).step
-        # Communication is hidden behind what the step really takes, so that the share is found on the second look.
-        assert cost is not None
-        share = cost.compute_seconds / (published_seconds(step) - cost.exposed_seconds)
-        family = next(family for family, kinds in FAMILIES.items() if machine.numbers.kind in kinds)
-        found[family].append(share)
+        cost = _cost(plan_of(step), replace(machine, numbers=replace(machine.numbers, numbers=numbers)))
+        busy = cost.compute_seconds + cost.idle_seconds
+        found[family].append(busy / (published_seconds(step) - cost.exposed_seconds))
     return found
+
+
+def _cost(plan: Plan, machine: Machine) -> StepCost:
+    """Of a step, without findings."""
+    assert machine.numbers is not None
+    mapping = map_mesh(plan.mesh, machine)
+    found = timed(plan, mapping) if plan.pipeline is None else timed_pipeline(plan, mapping, machine.numbers, "used")
+    assert found is not None
+    assert found.step is not None
+    return found.step
 
 
 def main() -> None:

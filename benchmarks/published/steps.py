@@ -7,6 +7,7 @@ order, every second one is left out. So half of each source and model is, whatev
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -86,11 +87,18 @@ def steps_of(folder: Path) -> tuple[Published, ...]:
     )
 
 
-def drawn() -> list[str]:
-    """The names that the rule leaves out."""
-    ordered = sorted(published(), key=lambda step: (step.source, step.model, sha256(step.name.encode()).hexdigest()))
+def drawn(steps: Iterable[Published]) -> list[str]:
+    """The names of a list that the rule leaves out."""
+    ordered = sorted(steps, key=lambda step: (step.source, step.model, sha256(step.name.encode()).hexdigest()))
     return sorted(step.name for step in ordered[1::2])
 
 
+def to_fit() -> Iterator[Published]:
+    """The steps of all lists that the rule does not leave out."""
+    for steps in (published(), steps_of(FOLDER / "later"), steps_of(FOLDER / "later" / "wider"), steps_of(FOLDER / "fresh")):
+        left_out = set(drawn(steps))
+        yield from (step for step in steps if step.name not in left_out)
+
+
 if __name__ == "__main__":
-    LEFT_OUT.write_text("\n".join(drawn()) + "\n", encoding="utf-8")
+    LEFT_OUT.write_text("\n".join(drawn(published())) + "\n", encoding="utf-8")
