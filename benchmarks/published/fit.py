@@ -17,7 +17,9 @@ from benchmarks.published.planned import machine_of, plan_of, published_seconds
 from benchmarks.published.steps import to_fit
 from shardwright.core.estimate.step_cost import StepCost
 from shardwright.core.plan.plan import Plan
+from shardwright.core.planning import make_plan
 from shardwright.cost import Machine
+from shardwright.cost.advice import with_choices
 from shardwright.cost.hardware.chips import Cited, Number, chip_of
 from shardwright.cost.hardware.links import map_mesh
 from shardwright.cost.steps.pipeline import timed_pipeline
@@ -27,7 +29,8 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "A100": ("a100",),
     "Hopper": ("h100", "h200", "h800"),
     "Hopper at 500 W": ("h100-96gb",),
-    "Blackwell": ("b200", "gb200"),
+    "Blackwell at 1,000 W": ("b200",),
+    "Blackwell at 1,200 W": ("gb200",),
     "Blackwell Ultra": ("b300", "gb300"),
     "TPU v4": ("v4",),
     "TPU v5e": ("v5e",),
@@ -59,6 +62,7 @@ def _cost(plan: Plan, machine: Machine) -> StepCost:
     """Of a step, without findings."""
     assert machine.numbers is not None
     mapping = map_mesh(plan.mesh, machine)
+    plan = with_choices(plan, mapping, make_plan)
     found = timed(plan, mapping) if plan.pipeline is None else timed_pipeline(plan, mapping, machine.numbers, "used")
     assert found is not None
     assert found.step is not None
@@ -69,8 +73,8 @@ def main() -> None:
     """Print them."""
     shares = fitted()
     for family, each in shares.items():
-        print(f"{family:<16} {median(each):.3f}  of {len(each)}: {', '.join(f'{one:.2f}' for one in sorted(each))}")
-    print(f"{'all others':<16} {median(median(each) for each in shares.values()):.3f}")
+        print(f"{family:<20} {median(each):.3f}  of {len(each)}: {', '.join(f'{one:.2f}' for one in sorted(each))}")
+    print(f"{'all others':<20} {median(median(each) for each in shares.values()):.3f}")
 
 
 if __name__ == "__main__":

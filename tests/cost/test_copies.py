@@ -11,7 +11,7 @@ from shardwright.cost.steps.copies import with_copies
 from tests.cost.plans import plan_of
 
 CHIP = chip_of("h100")
-RATE = 2.85e12 * 0.78
+RATE = 2.85e12 * CHIP.kernels_share()
 """Of a large copy, and what a step reaches of it."""
 
 

@@ -84,3 +84,17 @@ def test_what_fully_shard_gathers_is_behind_all_of_a_layer() -> None:
     assert sum(one.seconds or 0.0 for one in layers) > 0
     of_ends = sum(one.seconds or 0.0 for one in plan.collectives if one not in layers and one.phase == "forward")
     assert plan.step.exposed_seconds <= 3 * of_ends
+
+
+def test_what_was_measured_beyond_a_step_on_8_gpus_counts_for_8() -> None:
+    """On B200 a step within a domain took 9.2 us in groups of 8; over 64 the other steps are NCCL's, and never faster in more domains."""
+    rates = Rates.of(chip_of("b200"), "used")
+    node, eight, whole = (
+        time_of("all-gather", 10**11, Group(inside=inside, domains=domains), rates)
+        for inside, domains in ((8, 1), (8, 8), (64, 1))
+    )
+    assert node is not None
+    assert eight is not None
+    assert whole is not None
+    assert eight.latency_s == pytest.approx((23.1 + 56 * 3.4 + 7 * 5.8 + 7 * 14) * US)
+    assert node.latency_s < whole.latency_s < eight.latency_s

@@ -110,6 +110,12 @@ def test_what_is_missing_or_wrong_is_said_with_the_file(file, tmp_path):
             refused(f"h100:8+{path}")
             == f"--chips: 'overlap' in {path} is {found!r}, and must be a list of {', '.join(OVERLAPS)}."
         )
+    path = file('kind = "h100"\ngraphs = ["mlp"]\n')
+    assert refused(f"h100:8+{path}") == (
+        f"--chips: 'graphs' in {path} is ['mlp'], and must be a list of attention, router, step."
+    )
+    path = file('kind = "h100"\ntokens_once = 1\n')
+    assert refused(f"h100:8+{path}") == f"--chips: 'tokens_once' in {path} is 1, and must be true or false."
     path = file('kind = "h100"\nprogramm = "eager"\n')
     assert refused(f"h100:8+{path}") == f"--chips: {path} has 'programm'. Did you mean 'program'?"
     path = file("kind = h100\n")

@@ -167,6 +167,12 @@ def test_the_same_devices_are_slower_in_smaller_nodes() -> None:
     assert times[0] < times[-1] / 2
 
 
+@pytest.mark.parametrize(("rows", "length"), [(64, 4096), (64, 8192), (128, 2048)])
+def test_64_b200_are_faster_than_64_h100(rows: int, length: int) -> None:
+    older, newer = (seconds("llama3-8b", "fsdp=64", on(chips, rows, length)) for chips in ("h100:8x8", "b200:8x8"))
+    assert newer < 0.85 * older
+
+
 def test_a_model_without_experts_has_no_axis_for_them() -> None:
     assert [form.name for form in forms_of(build("llama3-70b"))] == ["dense"]
     assert len(forms_of(build("mixtral-8x7b"))) > 1
