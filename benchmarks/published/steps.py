@@ -95,7 +95,12 @@ def drawn(steps: Iterable[Published]) -> list[str]:
 
 def to_fit() -> Iterator[Published]:
     """The steps of all lists that the rule does not leave out."""
-    for steps in (published(), steps_of(FOLDER / "later"), steps_of(FOLDER / "later" / "wider"), steps_of(FOLDER / "fresh")):
+    for steps in (
+        published(),
+        steps_of(FOLDER / "later"),
+        steps_of(FOLDER / "later" / "wider"),
+        steps_of(FOLDER / "fresh"),
+    ):
         left_out = set(drawn(steps))
         yield from (step for step in steps if step.name not in left_out)
 

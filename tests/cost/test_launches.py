@@ -48,7 +48,9 @@ def test_a_layer_of_experts_takes_no_less_than_the_starts_of_its_kernels() -> No
 
 def test_microbatches_start_kernels_anew_and_graphs_end_it() -> None:
     few, many = (
-        plan_of("deepseek3-671b", "ep", batch=64, microbatches=number, precision=preset("mxfp8"), chip=FUSED.chip, **MIXTRAL)
+        plan_of(
+            "deepseek3-671b", "ep", batch=64, microbatches=number, precision=preset("mxfp8"), chip=FUSED.chip, **MIXTRAL
+        )
         for number in (1, 8)
     )
     as_graph = replace(FUSED, graphs=("step",))
@@ -67,13 +69,13 @@ def test_a_token_is_sent_once_to_each_device_that_has_an_expert_of_it() -> None:
     """Mixtral has two experts a token, one on each of 8 devices, and on four devices pairs of them: by all choices of two."""
     by_hand = sum(len({expert // 2 for expert in chosen}) for chosen in combinations(range(8), 2)) / 28 / 2
     for devices, share in ((8, 1.0), (4, by_hand)):
-        plan = plan_of("mixtral-8x7b", "ep", batch=8, **{**MIXTRAL, "devices": devices, "mesh_sizes": {"expert": devices}})
+        plan = plan_of(
+            "mixtral-8x7b", "ep", batch=8, **{**MIXTRAL, "devices": devices, "mesh_sizes": {"expert": devices}}
+        )
         machine = read_machine(f"h100:{devices}")
         assert machine.numbers is not None
         times = times_of(plan, map_mesh(plan.mesh, machine))
-        each, once = (
-            all_seconds(plan, times, replace(machine.numbers, tokens_once=told)) for told in (False, True)
-        )
+        each, once = (all_seconds(plan, times, replace(machine.numbers, tokens_once=told)) for told in (False, True))
         for collective, apart, together in zip(plan.collectives, each, once, strict=True):
             assert apart is not None
             assert together == pytest.approx(apart * (share if collective.ragged else 1.0))

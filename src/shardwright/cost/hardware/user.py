@@ -95,7 +95,16 @@ def with_file(kind: str, base: ChipNumbers | None, file: str) -> ChipNumbers:
     missing = [each for each in NEEDED[network] if each not in numbers]
     if missing:
         raise InputError(f"--chips: {file} lacks numbers of '{kind}': {', '.join(missing)}.")
-    return ChipNumbers(kind=kind, name=name, network=network, numbers=numbers, program=program, overlap=overlap, graphs=graphs, tokens_once=once)
+    return ChipNumbers(
+        kind=kind,
+        name=name,
+        network=network,
+        numbers=numbers,
+        program=program,
+        overlap=overlap,
+        graphs=graphs,
+        tokens_once=once,
+    )
 
 
 def _words(found: Mapping[str, Any], key: str, words: tuple[str, ...], file: str) -> tuple[str, ...]:
