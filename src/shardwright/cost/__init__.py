@@ -8,6 +8,7 @@ calibration.py  numbers of chips by measurements on them
 exposed.py   SW206: a step that waits for its communication
 missing.py   SW207: a step without a time, since a number of the chip is missing
 advice.py    prices a fix beside what stands, and says whether it is printed
+answer.py    whether a plan fits, its speed, what the step waits for, and the training's days
 price.py     adds all of these to a plan
 wording.py   seconds and rates as findings write them
 """

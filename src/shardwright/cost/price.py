@@ -15,13 +15,13 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan, with_all_to_one
 from shardwright.core.stages.planned import Pipeline
 from shardwright.cost.advice import advised, lacks_rows, price_at, settling, with_choices
+from shardwright.cost.answer import answer_of
 from shardwright.cost.exposed import exposed
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.missing import missing
 from shardwright.cost.stages import with_unit_costs
-from shardwright.cost.steps.answer import answer_of
 from shardwright.cost.steps.pipeline import TimedPipeline, timed_pipeline
 from shardwright.cost.steps.routing import EVEN, shares_of_one
 from shardwright.cost.steps.step import Timed, seconds_of, timed, times_of
