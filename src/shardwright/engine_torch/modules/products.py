@@ -15,7 +15,8 @@ from shardwright.engine_torch.io.layer_io import ALONE, NO_SITE, LowPrecision
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.io.private import COMPILES_WHOLE, no_view
 from shardwright.engine_torch.layers.product import weight_product
-from shardwright.engine_torch.modules.codes.coded_weight import CodedWeight, coded, require_copies
+from shardwright.engine_torch.modules.codes.coded_weight import CodedWeight, coded
+from shardwright.engine_torch.modules.codes.copies import require_copies
 from shardwright.engine_torch.modules.codes.initialization import PrimaryWeights, require_primary, weight_options
 from shardwright.engine_torch.modules.codes.state import RestingState, require_float32
 from shardwright.engine_torch.modules.parallel import ParallelModule

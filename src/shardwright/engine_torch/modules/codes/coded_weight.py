@@ -12,7 +12,6 @@ else may read it, but for the module that multiplies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,97 +20,16 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.core.findings.errors import InputError
-from shardwright.core.recipes.formats import E2M1, E8M0
-from shardwright.core.recipes.formula import Quantized, dequantize
-from shardwright.core.recipes.recipe import CONTRACTED, DIMS, Dim, Product, Quantizer, Recipe
 from shardwright.engine_torch.io.private import changes_of, elements_of, is_tracing, untraceable
-from shardwright.engine_torch.precision.arrays import ARRAYS
+from shardwright.engine_torch.modules.codes.copies import Arrays, Copy
 from shardwright.engine_torch.precision.coded import Coded
 
-Arrays = Sequence[torch.Tensor]
-"""Codes, scales, and the scale of the tensor where there is one; outputs are dim 0 of the first two."""
 TRACED = "A weight in torch.compile"
 """The label of what a compiler has in place of a weight."""
+_DATA: Any = torch.Tensor.data
+"""What reads it, of which a weight has its own."""
 MOST_ARRAYS = 6
 """Of two copies, each with a second scale."""
-DIM_OF: Mapping[Dim, int] = {"outputs": 0, "inputs": 1}
-"""The dims of a weight."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Copy:
-    """A copy of a weight at rest. ``product``: the one that contracts the dim along which its blocks lie."""
-
-    product: Product
-    quantizer: Quantizer
-
-    @property
-    def turned(self) -> bool:
-        """Whether it is the transposed weight that is quantized; at rest its arrays are turned back, outputs first."""
-        return self.product != "output"
-
-    def extent(self, dim: Dim) -> int | None:
-        """The elements of a dim that share a scale; None: all."""
-        return self.quantizer.block.extents(self.product, "weight")[dim]
-
-    def elements(self, dim: Dim) -> int:
-        """The elements of a dim that lie in one byte of codes."""
-        return 2 if self.quantizer.dtype == E2M1 and dim == CONTRACTED[self.product] else 1
-
-    def entire(self) -> frozenset[Dim]:
-        """The dims over which a scale is shared."""
-        return frozenset(dim for dim in DIMS["weight"] if self.extent(dim) is None or self.quantizer.scale.of_tensor)
-
-    def operand(self, weight: torch.Tensor) -> torch.Tensor:
-        """The operand that is quantized, of a weight; and the same back."""
-        return weight.mT if self.turned else weight
-
-    def at_rest(self, quantized: Quantized) -> Arrays:
-        codes, scales, of_tensor = quantized
-        # PyTorch's compiler for CPUs and its collectives have no scales of E8M0, which are bytes.
-        scales = scales.view(torch.uint8) if self.quantizer.scale.dtype == E8M0 else scales
-        arrays = [self.operand(codes).contiguous(), self.operand(scales).contiguous()]
-        return arrays if of_tensor is None else [*arrays, of_tensor]
-
-    def quantized(self, arrays: Arrays) -> Quantized:
-        """The inverse of ``at_rest``."""
-        codes, scales, *of_tensor = arrays
-        scales = ARRAYS.as_codes(scales, E8M0) if self.quantizer.scale.dtype == E8M0 else scales
-        return Quantized(self.operand(codes), self.operand(scales), *(of_tensor or [None]))
-
-    def values(self, arrays: Arrays, shape: Sequence[int]) -> torch.Tensor:
-        """The values of codes, float32, of a weight of ``shape``."""
-        turned_shape = shape[::-1] if self.turned else shape
-        return self.operand(dequantize(self.quantized(arrays), turned_shape, self.quantizer, ARRAYS))
-
-    def sent(self, number: int) -> bool:
-        """Whether ranks that shard outputs have other elements of an array: codes, and scales of blocks of outputs."""
-        return number == 0 or (number == 1 and self.extent("outputs") is not None)
-
-
-def copies_of(recipe: Recipe) -> tuple[Copy, ...]:
-    """The copies that the products of a recipe need: one, where both quantize the weight alike. None where a product multiplies the
-    weight as it is, or after a transform: codes would not serve that."""
-    products: tuple[Product, Product] = ("output", "input_gradient")
-    copies = [
-        Copy(product=of, quantizer=quantizer)
-        for of in products
-        if (quantizer := recipe.quantizers.get((of, "weight"))) is not None and quantizer.hadamard is None
-    ]
-    if len(copies) < len(products):
-        return ()
-    formats = {(copy.quantizer.dtype, copy.quantizer.scale, copy.quantizer.amax) for copy in copies}
-    extents = [{dim: copy.extent(dim) for dim in DIMS["weight"]} for copy in copies]
-    return tuple(copies[:1] if len(formats) == 1 and extents[0] == extents[1] else copies)
-
-
-def require_copies(recipe: Recipe, label: str) -> None:
-    """Raises InputError for a recipe whose weights no codes serve."""
-    if not copies_of(recipe):
-        raise InputError(
-            f"{label}: under recipe '{recipe.name}' a product multiplies the weight in high precision or after a transform, and codes do not "
-            f"have that. Leave out primary_weights, or quantize the weight in both products."
-        )
 
 
 class Held:
@@ -189,6 +107,29 @@ class CodedWeight(torch.Tensor):
         arrays = iter(inner.values())
         held = Held(TRACED, copies, [list(islice(arrays, num)) for num in nums], None)
         return coded_weight(held, outer_size, held.arrays[0][0].device, dtype=dtype, in_use=in_use)
+
+    @property
+    def data(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """As of any tensor."""
+        return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, data: torch.Tensor) -> None:
+        """Other codes and another main weight, or elements, of which codes are made. PyTorch would have replaced neither."""
+        if isinstance(data, CodedWeight):
+            self.held = data.held
+            return
+        main = _main_of("data")(self)
+        if data.shape != main.shape or data.dtype != main.dtype or data.device != main.device:
+            raise InputError(
+                f"{self.held.label}: its data would be {tuple(data.shape)} in {data.dtype} on {data.device}, and its main weight is "
+                f"{tuple(main.shape)} in {main.dtype} on {main.device}. Give such a tensor."
+            )
+        arrays = [[array.clone() for array in of_copy] for of_copy in self.held.arrays]
+        held = Held(self.held.label, self.held.copies, arrays, data)
+        held.settle()
+        held.written = True
+        self.held = held
 
     def untyped_storage(self) -> torch.UntypedStorage:
         """That of its codes, by which ``fully_shard`` sees that it is another tensor. A compiler has codes as tensors of their own."""
@@ -294,7 +235,7 @@ def _main_of(func: Any) -> Callable[[Any], Any]:
                 f"keep_main_weights(module, optimizer) first; a weight that another module shares, as a tied embedding, needs "
                 f"primary_weights=None."
             )
-        return value.held.main
+        return value.held.main.view(value.shape)
 
     return main_of
 
@@ -316,11 +257,29 @@ def _again(weight: CodedWeight, shape: Sequence[int] | None = None) -> CodedWeig
     return coded_weight(weight.held, shape, weight.device, dtype=weight.dtype, in_use=weight.in_use)
 
 
-def _seen_as(weight: CodedWeight, shape: Sequence[int], *_: object) -> CodedWeight:
+def _seen_as(weight: CodedWeight, shape: Sequence[int]) -> torch.Tensor:
     # In one row `fully_shard` keeps what it gathers of other tensors. Of this one it never reads that.
     shape = (weight.numel(),) if tuple(shape) == (-1,) else tuple(shape)
-    assert shape in ((weight.numel(),), tuple(weight.shape)), shape
-    return _again(weight, shape)
+    if shape in ((weight.numel(),), tuple(weight.shape)):
+        return _again(weight, shape)
+    return _main_of(_ATEN.view.default)(weight).view(shape)
+
+
+def _strided(
+    weight: CodedWeight, shape: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> torch.Tensor:
+    # `fully_shard` asks for what it has gathered as it is.
+    if tuple(shape) == tuple(weight.shape) and tuple(stride) == weight.stride() and not offset:
+        return _again(weight)
+    return _main_of(_ATEN.as_strided.default)(weight).as_strided(shape, stride, offset)
+
+
+def _like(func: Any, weight: CodedWeight, *values: Any, **options: Any) -> torch.Tensor:
+    """A tensor of its sizes needs none of its elements."""
+    if weight.held.label == TRACED:
+        raise untraceable(func)
+    options["device"] = options.get("device") or weight.device
+    return func(torch.empty(weight.shape, dtype=weight.dtype, device="meta"), *values, **options)
 
 
 def _moved(weight: CodedWeight, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> CodedWeight:
@@ -351,8 +310,19 @@ OPERATIONS: Mapping[Any, Callable[..., Any]] = {
     _ATEN.detach.default: _again,
     _ATEN.alias.default: _again,
     _ATEN.view.default: _seen_as,
-    _ATEN.as_strided.default: _seen_as,
+    _ATEN.as_strided.default: _strided,
     _ATEN.clone.default: _copied,
     _ATEN._to_copy.default: _moved,
+    **{
+        func: partial(_like, func)
+        for func in (
+            _ATEN.empty_like.default,
+            _ATEN.full_like.default,
+            _ATEN.ones_like.default,
+            _ATEN.zeros_like.default,
+            _ATEN.new_empty.default,
+            _ATEN.new_zeros.default,
+        )
+    },
 }
-"""Those that keep it a weight of codes; every other one is of its main weight."""
+"""Those that keep it a weight of codes, or need none of its elements; every other one is of its main weight."""

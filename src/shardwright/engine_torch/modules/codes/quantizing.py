@@ -19,7 +19,8 @@ from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.formula import amax_of
 from shardwright.core.recipes.recipe import Product, Recipe
 from shardwright.engine_torch.io.private import elements_of
-from shardwright.engine_torch.modules.codes.coded_weight import DIM_OF, CodedWeight, Copy, Held, as_bytes
+from shardwright.engine_torch.modules.codes.coded_weight import CodedWeight, Held, as_bytes
+from shardwright.engine_torch.modules.codes.copies import DIM_OF, Copy
 from shardwright.engine_torch.modules.parts.arguments import multiples_near
 from shardwright.engine_torch.modules.parts.tensor_parallel import peers_in, ranks_of
 from shardwright.engine_torch.precision.arrays import ARRAYS

@@ -29,7 +29,8 @@ from torch import nn
 from shardwright.core.findings.errors import InputError
 from shardwright.core.recipes.recipe import Recipe
 from shardwright.engine_torch.io.private import elements_of, replace_elements
-from shardwright.engine_torch.modules.codes.coded_weight import Copy, Held, coded_weight, copies_of
+from shardwright.engine_torch.modules.codes.coded_weight import Held, coded_weight
+from shardwright.engine_torch.modules.codes.copies import Copy, copies_of
 from shardwright.engine_torch.modules.codes.quantizing import (
     ToQuantize,
     as_placed,
