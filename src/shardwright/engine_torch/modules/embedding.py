@@ -52,6 +52,7 @@ class Embedding(ParallelModule):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         require_local(tokens, self.label)
+        self._require_entries(tokens)
         peers = self.peers
         weight = self.weight_in_use("weight", self.weight.dtype)
         if not self.vocab_parallel or peers.group is None:
@@ -62,3 +63,17 @@ class Embedding(ParallelModule):
         found = rows_of(weight, own.clamp(0, num - 1)) * is_own[..., None].to(weight.dtype)
         self.require_shards(found, peers)
         return exchanged(found, "scattered" if self.sequence_parallel else "summed", peers)
+
+    def _require_entries(self, tokens: torch.Tensor) -> None:
+        """Raises InputError for tokens that are no entries: those that no rank of tp has would be zeros. On a CPU only, which reads them at once."""
+        if tokens.dtype not in (torch.int32, torch.int64):
+            raise InputError(f"{self.label}: its tokens are {tokens.dtype}; they must be int64 or int32. Cast them.")
+        if tokens.device.type != "cpu" or torch.compiler.is_compiling() or not tokens.numel():
+            return
+        least, largest = (int(bound) for bound in tokens.aminmax())
+        if least < 0 or largest >= self.num_embeddings:
+            wrong = least if least < 0 else largest
+            raise InputError(
+                f"{self.label}: {wrong} is among its tokens, and it has the entries 0 to {self.num_embeddings - 1}. Give num_embeddings of "
+                f"the tokenizer, filled up to a multiple of the ranks."
+            )
