@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import operator
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -64,3 +66,47 @@ def test_an_optimizer_that_makes_its_state_first_needs_no_main_weights(*, fused:
     before.square().sum().backward()
     optimizer.step()
     assert not torch.equal(ours(x), before)
+
+
+WRITES: Mapping[str, Callable[[torch.Tensor], object]] = {
+    "an element": lambda weight: operator.setitem(weight, (3, 5), 9.0),
+    "a row": lambda weight: weight[7].zero_(),
+    "rows": lambda weight: weight[2:9].mul_(3),
+    "chosen rows": lambda weight: operator.setitem(weight, torch.tensor([1, 4]), 0.5),
+    "columns": lambda weight: weight.mT[5].fill_(2),
+    "the diagonal": lambda weight: weight.diagonal().fill_(4),
+    "a view of a view": lambda weight: weight.view(-1)[64:][:8].neg_(),
+    "what detach gives": lambda weight: weight.detach()[0].add_(1),
+    "one row after the other": lambda weight: [row.mul_(2) for row in weight.unbind()],
+    "a part": lambda weight: weight.narrow(0, 2, 4).copy_(torch.ones(4, weight.shape[1])),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_codes_follow_what_is_written_through_a_view(write: Callable[[torch.Tensor], object]) -> None:
+    ours, theirs, x = resting("fp8-row"), high("fp8-row"), torch.randn(4, 128)
+    before = ours(x)
+    theirs.load_state_dict(ours.state_dict())
+    with torch.no_grad():
+        for module in (ours, theirs):
+            write(module.fc2_weight)
+    assert torch.equal(ours(x), theirs(x))
+    assert not torch.equal(ours(x), before)
+
+
+def test_codes_follow_a_view_that_is_written_to_later() -> None:
+    ours, theirs, x = resting("fp8-row"), high("fp8-row"), torch.randn(4, 128)
+    theirs.load_state_dict(ours.state_dict())
+    rows = [module.fc2_weight.detach()[:3] for module in (ours, theirs)]
+    for factor in (2, 0.3):
+        for row in rows:
+            row.mul_(factor)
+        assert torch.equal(ours(x), theirs(x))
+
+
+def test_a_copy_that_is_made_before_codes_follow_has_them_too() -> None:
+    ours, x = resting("fp8-row"), torch.randn(4, 128)
+    with torch.no_grad():
+        ours.fc2_weight.mul_(3)
+    other = copy.deepcopy(ours)
+    assert torch.equal(other(x), ours(x))

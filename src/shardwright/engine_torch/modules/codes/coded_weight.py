@@ -42,24 +42,27 @@ class Held:
         self.arrays: list[Arrays] = list(arrays)
         self.initial: torch.Tensor | None = None
         self.written = False
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
 
-    @property
-    def stale(self) -> bool:
-        """Whether the main weight has changed since it was quantized, and the codes have not: both have where a checkpoint was read."""
+    def is_stale(self, weight: torch.Tensor) -> bool:
+        """Whether the main weight has changed since it was quantized, and the codes have not: both have where a checkpoint was read.
+        ``weight``: what consists of this."""
         if self.main is None or self._seen is None:
             return False
-        main, codes = self._changes()
-        return self.written or (main != self._seen[0] and codes == self._seen[1])
+        *main, codes = self._changes(weight)
+        return self.written or (main != [*self._seen[:2]] and codes == self._seen[2])
 
-    def settle(self) -> None:
+    def settle(self, weight: torch.Tensor) -> None:
         """The codes are those of the main weight."""
         self.written = False
-        self._seen = None if self.main is None else self._changes()
+        self._seen = None if self.main is None else self._changes(weight)
 
-    def _changes(self) -> tuple[int, int]:
+    def _changes(self, weight: torch.Tensor) -> tuple[int, int, int]:
         assert self.main is not None
-        return changes_of(self.main), changes_of(self.arrays[0][0])
+        # A view of the weight is one of the main weight's memory, and PyTorch counts what is written to it as a change of the weight.
+        elements = elements_of(weight)
+        in_views = 0 if elements.is_inference() else changes_of(elements)
+        return changes_of(self.main), in_views, changes_of(self.arrays[0][0])
 
     def values(self, shape: Sequence[int]) -> torch.Tensor:
         """The main weight, or the values of the codes that products of the forward pass multiply."""
@@ -127,7 +130,7 @@ class CodedWeight(torch.Tensor):
             )
         arrays = [[array.clone() for array in of_copy] for of_copy in self.held.arrays]
         held = Held(self.held.label, self.held.copies, arrays, data)
-        held.settle()
+        held.settle(self)
         held.written = True
         self.held = held
 
@@ -231,9 +234,9 @@ def _main_of(func: Any) -> Callable[[Any], Any]:
             raise untraceable(func)
         if value.held.main is None or value.in_use:
             raise InputError(
-                f"{value.held.label} rests as codes, and only its module may read it: {func} needs elements. An optimizer needs "
-                f"keep_main_weights(module, optimizer) first; a weight that another module shares, as a tied embedding, needs "
-                f"primary_weights=None."
+                f"{value.held.label} rests as codes, and only its module may read it: {func} needs elements. set_device_mesh and fully_shard "
+                f"come before reset_parameters; an optimizer needs keep_main_weights(module, optimizer) first; a weight that another module "
+                f"shares, as a tied embedding, needs primary_weights=None."
             )
         return value.held.main.view(value.shape)
 
@@ -296,9 +299,10 @@ def _moved(weight: CodedWeight, *, dtype: torch.dtype | None = None, device: Any
     held = weight.held
     arrays = [[moved(array) for array in of_copy] for of_copy in held.arrays]
     copied = Held(held.label, held.copies, arrays, None if held.main is None else moved(held.main))
-    if not held.stale:
-        copied.settle()
-    return coded_weight(copied, weight.shape, arrays[0][0].device, dtype=weight.dtype, in_use=weight.in_use)
+    moved_weight = coded_weight(copied, weight.shape, arrays[0][0].device, dtype=weight.dtype, in_use=weight.in_use)
+    copied.settle(moved_weight)
+    copied.written = held.is_stale(weight)
+    return moved_weight
 
 
 def _copied(weight: CodedWeight, **_: object) -> CodedWeight:

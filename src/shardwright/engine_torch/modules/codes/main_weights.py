@@ -29,10 +29,11 @@ def keep_main_weights(module: nn.Module, optimizer: Optimizer | None = None) -> 
             if held is not None and held.main is None:
                 initial, held.initial = held.initial, None
                 held.main = initial if initial is not None else held.values(state.shape(name)).contiguous()
-                held.settle()
+                held.settle(state.parameter(name))
 
     def quantize(*_: Any) -> None:
-        quantize_together([weight for state in resting for weight in state.to_quantize() if weight.held.stale])
+        weights = [weight for state in resting for weight in state.to_quantize()]
+        quantize_together([weight for weight in weights if weight.held.is_stale(weight.parameter)])
 
     if optimizer is not None:
         optimizer.register_step_post_hook(quantize)

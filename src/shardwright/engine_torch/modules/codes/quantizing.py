@@ -62,7 +62,7 @@ def quantize_together(weights: Sequence[ToQuantize]) -> None:
         else:
             weight.held.arrays.append(arrays)
     for weight in weights:
-        weight.held.settle()
+        weight.held.settle(weight.parameter)
 
 
 @torch.no_grad()

@@ -67,7 +67,7 @@ class RestingState(nn.Module):
 
         Its codes are those of its main weight. Raises InputError for a weight of the owner's own that is in high precision still, and for codes of another recipe.
         """
-        parameter = self._parameter(name)
+        parameter = self.parameter(name)
         held = held_of(parameter)
         if held is None and not parameter.is_meta and self._owner[0].owns(name):
             raise InputError(
@@ -83,7 +83,7 @@ class RestingState(nn.Module):
             )
         if torch.compiler.is_compiling():
             return self._of_main(name, held) if held.written else held
-        if held.stale:
+        if held.is_stale(parameter):
             self.quantize_changed()
         return held
 
@@ -101,12 +101,12 @@ class RestingState(nn.Module):
 
     def shape(self, name: str) -> torch.Size:
         """Of a weight on this rank."""
-        return elements_of(self._parameter(name)).shape
+        return elements_of(self.parameter(name)).shape
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor, Held]]:
         """Those that rest as codes now, with the parameter of each."""
         for name in self.names:
-            parameter = self._parameter(name)
+            parameter = self.parameter(name)
             if (held := held_of(parameter)) is not None:
                 yield name, parameter, held
 
@@ -120,7 +120,7 @@ class RestingState(nn.Module):
         assert self.recipe is not None
         new: list[ToQuantize] = []
         for name in filter(self._owner[0].owns, self.names):
-            parameter, label = self._parameter(name), f"{self.label}: '{name}'"
+            parameter, label = self.parameter(name), f"{self.label}: '{name}'"
             require_blocks(parameter, self.copies, self.recipe, self._owner[0].specs[name].tp_dim, label)
             owner = self._owner[0]
             require_weight_mesh(parameter, owner.weight_mesh, label, on_tp=owner.tp_mesh is not None)
@@ -144,7 +144,7 @@ class RestingState(nn.Module):
 
     def quantize_changed(self) -> None:
         """The codes of main weights that have changed, where no optimizer's hook has made them."""
-        stale = [weight for weight in self.to_quantize() if weight.held.stale]
+        stale = [weight for weight in self.to_quantize() if weight.held.is_stale(weight.parameter)]
         if stale:
             quantize_together(stale)
 
@@ -181,12 +181,12 @@ class RestingState(nn.Module):
             return [other_codes(f"{prefix}{RESTING}.recipe_text", shown(theirs), self.text)]
         by_weight = {instead.weight: instead for instead in self.loads(prefix, state)}
         for name in self.names:
-            weight, held = f"{prefix}{name}", held_of(self._parameter(name))
+            weight, held = f"{prefix}{name}", held_of(self.parameter(name))
             instead = by_weight.get(weight, Instead(weight=weight))
             if held is None and instead.take is None:
                 continue
             ours = (
-                {weight: as_placed(held.main, self._parameter(name), None, 0)} if held and held.main is not None else {}
+                {weight: as_placed(held.main, self.parameter(name), None, 0)} if held and held.main is not None else {}
             )
             ours |= {} if held is None else self._named(prefix, self._arrays(name, held))
             wanted = {**{key: array for key, array in ours.items() if key not in instead.without}, **instead.read}
@@ -210,7 +210,7 @@ class RestingState(nn.Module):
             if instead.take is not None:
                 instead.take()
             elif held is not None:
-                held.settle()
+                held.settle(self.parameter(name))
         return []
 
     def loaded_instead(self, prefix: str, saved: Collection[str]) -> Iterator[Instead]:
@@ -222,7 +222,7 @@ class RestingState(nn.Module):
         theirs = frozenset(key for key in saved if key.startswith(f"{prefix}{RESTING}."))
         recipe_text = f"{prefix}{RESTING}.recipe_text"
         for name in self.names:
-            weight, held = f"{prefix}{name}", held_of(self._parameter(name))
+            weight, held = f"{prefix}{name}", held_of(self.parameter(name))
             codes = frozenset(self._named(prefix, {key: None for key, *_ in self.array_names(name)}))
             has_codes = bool(codes) and codes.issubset(saved)
             if held is None and theirs:
@@ -230,7 +230,7 @@ class RestingState(nn.Module):
                     yield Instead(weight=weight, unread=theirs)
                     continue
                 like = Held(self.label, self.copies, (), None)
-                quantize_together([self._to_quantize(name, like, elements_of(self._parameter(name)).detach())])
+                quantize_together([self._to_quantize(name, like, elements_of(self.parameter(name)).detach())])
                 read = self._named(prefix, self._arrays(name, like))
                 yield Instead(
                     weight=weight,
@@ -243,7 +243,7 @@ class RestingState(nn.Module):
                 if held.main is None:
                     yield Instead(weight=weight, unread=frozenset([weight]))
                 elif weight in saved:
-                    yield Instead(weight=weight, take=held.settle)
+                    yield Instead(weight=weight, take=partial(held.settle, self.parameter(name)))
                 else:
                     yield Instead(
                         weight=weight, without=frozenset([weight]), take=partial(self._take_values_of, name, held)
@@ -252,7 +252,7 @@ class RestingState(nn.Module):
                 values = (
                     torch.empty(self.shape(name), device=held.arrays[0][0].device) if held.main is None else held.main
                 )
-                placed = as_placed(values, self._parameter(name), None, 0)
+                placed = as_placed(values, self.parameter(name), None, 0)
                 yield Instead(
                     weight=weight,
                     without=codes | ({recipe_text} - theirs),
@@ -270,12 +270,12 @@ class RestingState(nn.Module):
     @torch.no_grad()
     def _take_values_of(self, name: str, held: Held) -> None:
         values = self.copies[0].values(held.arrays[0], self.shape(name))
-        target = elements_of(self._parameter(name)).detach() if held.main is None else held.main
+        target = elements_of(self.parameter(name)).detach() if held.main is None else held.main
         target.copy_(values)
-        held.settle()
+        held.settle(self.parameter(name))
 
     def _take_codes_of(self, name: str, values: torch.Tensor) -> None:
-        held = held_of(self._parameter(name))
+        held = held_of(self.parameter(name))
         assert held is not None
         if held.main is not None and self._owner[0].delayed is not None:
             # When they are used: its factors are loaded after its weights.
@@ -294,20 +294,20 @@ class RestingState(nn.Module):
 
     def _arrays(self, name: str, held: Held) -> dict[str, torch.Tensor]:
         return {
-            key: as_placed(held.arrays[copy][number], self._parameter(name), self.copies[copy], number)
+            key: as_placed(held.arrays[copy][number], self.parameter(name), self.copies[copy], number)
             for key, copy, number in self.array_names(name)
         }
 
     def _named(self, prefix: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
         return {f"{prefix}{RESTING}.{key}": array for key, array in arrays.items()}
 
-    def _parameter(self, name: str) -> torch.Tensor:
+    def parameter(self, name: str) -> torch.Tensor:
         return getattr(self._owner[0], name)
 
     def _to_quantize(self, name: str, held: Held, values: torch.Tensor) -> ToQuantize:
         owner = self._owner[0]
         return ToQuantize(
-            parameter=self._parameter(name),
+            parameter=self.parameter(name),
             held=held,
             values=values,
             weight_mesh=owner.weight_mesh,
