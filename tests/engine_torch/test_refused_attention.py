@@ -74,6 +74,13 @@ REFUSED: Mapping[str, str] = {
         "DotProductAttention: inference_params is 'cache'; it is Transformer Engine's, and is not done here. Keys of "
         "earlier calls are not kept: call the module with all tokens."
     ),
+    "channels of no size": "DotProductAttention: kv_channels is 0; it must be a whole number from 1.",
+    "three channels": "DotProductAttention: kv_channels is (2, 2, 2); it must be a whole number, or two: of keys and of values.",
+    "channels in words": "DotProductAttention: kv_channels is '16'; it must be a whole number from 1.",
+    "a list of lengths": ("DotProductAttention: cu_seqlens_q is a list; it must be a tensor, int32 [sequences + 1]."),
+    "activation": (
+        "activation is ['gelu']; it must be one of gelu, relu, silu, srelu, qgelu, glu, geglu, reglu, sreglu, qgeglu, swiglu, clamped_swiglu."
+    ),
     "misspelt": ("DotProductAttention: a call has no argument 'qkv_layers'. Did you mean 'qkv_layer'?"),
     "heads": (
         "DotProductAttention: query_layer is (2, 6, 4, 2); it must be b, s, h, d with 2 heads of 2, those of a rank "

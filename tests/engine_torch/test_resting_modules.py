@@ -327,9 +327,9 @@ REFUSED: Sequence[tuple[Callable[[], object], str]] = (
     ),
     (
         lambda: resting("mxfp8", main=False).fc1_weight.add_(1),
-        "LayerNormMLP: 'fc1_weight' rests as codes, and only its module may read it: aten.add_.Tensor needs elements. An optimizer needs "
-        "keep_main_weights(module, optimizer) first; a weight that another module shares, as a tied embedding, needs "
-        "primary_weights=None.",
+        "LayerNormMLP: 'fc1_weight' rests as codes, and only its module may read it: aten.add_.Tensor needs elements. "
+        "set_device_mesh and fully_shard come before reset_parameters; an optimizer needs keep_main_weights(module, optimizer) first; a "
+        "weight that another module shares, as a tied embedding, needs primary_weights=None.",
     ),
     (
         lambda: resting("mxfp8").to(torch.bfloat16),

@@ -101,7 +101,13 @@ class DotProductAttention(nn.Module):
         self.num_attention_heads = require_positive(self.label, "num_attention_heads", num_attention_heads)
         self.num_gqa_groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         require_positive(self.label, "num_gqa_groups", self.num_gqa_groups)
-        self.channels = (kv_channels,) * 2 if isinstance(kv_channels, int) else tuple(kv_channels)
+        self.channels = tuple(kv_channels) if isinstance(kv_channels, list | tuple) else (kv_channels,) * 2
+        if len(self.channels) != 2:
+            raise InputError(
+                f"{self.label}: kv_channels is {kv_channels!r}; it must be a whole number, or two: of keys and of values."
+            )
+        for channels in self.channels:
+            require_positive(self.label, "kv_channels", channels)
         self.softmax_scale = self.channels[0] ** -0.5 if softmax_scale is None else softmax_scale
         self.qkv_format: Format = qkv_format
         self.attn_mask_type: MaskType = attn_mask_type

@@ -133,6 +133,8 @@ def attention_mask_of(
 
 def read_lengths(cumulative: torch.Tensor, label: str) -> Sequence[int]:
     """Cumulative lengths as Python integers, read once from the device. Raises InputError for what is none."""
+    if not isinstance(cumulative, torch.Tensor):
+        raise InputError(f"{label} is a {type(cumulative).__name__}; it must be a tensor, int32 [sequences + 1].")
     version = None if cumulative.is_inference() else changes_of(cumulative)
     before = getattr(cumulative, CHECKED, None)
     if before is not None and version is not None and before[0] == version:

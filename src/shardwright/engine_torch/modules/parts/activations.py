@@ -70,7 +70,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 def activation_of(name: str, parameters: Mapping[str, float] | None) -> Activation:
     """Raises InputError for a name or parameters that there are not."""
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise InputError(f"activation is {name!r}; it must be one of {', '.join(ACTIVATIONS)}.")
     if not parameters:
         return ACTIVATIONS[name]
