@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -289,3 +289,40 @@ def trained_bytes(recipe: str, width: int, hidden: int, kv_width: int) -> tuple[
         _local(tensor).nbytes for layer in block for name, tensor in layer.state_dict().items() if name.endswith(ARRAYS)
     )
     return gathers, at_rest
+
+
+VIEWS: Mapping[str, Callable[[DTensor], object]] = {
+    "a column": lambda weight: weight[:, 5].fill_(2),
+    "columns": lambda weight: weight.narrow(1, 0, 3).zero_(),
+    "turned": lambda weight: weight.t()[4].fill_(1),
+    "a row of this rank": lambda weight: weight.to_local()[1].fill_(3),
+    "rows of what detach gives": lambda weight: weight.detach().to_local()[2:4].mul_(3),
+    "elements in one row": lambda weight: weight.detach().to_local().view(-1)[:9].neg_(),
+}
+
+
+def not_followed() -> list[str]:
+    """The views of a sharded weight of which codes do not follow what is written."""
+    wrong: list[str] = []
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    layers: list[Linear] = []
+    for options in ({"primary_weights": "codes"}, {}):
+        torch.manual_seed(3)
+        layer = Linear(128, 128, bias=False, recipe="fp8-row", device="meta", **options)
+        fully_shard(layer, mesh=mesh)
+        layer.reset_parameters()
+        layers.append(with_main_weights(layer))
+    x, kept = torch.ones(4, 128), [layer.weight[:, 7] for layer in layers]
+    layers[1].load_state_dict(layers[0].state_dict())
+    for name, write in {**VIEWS, "a view that was kept": None}.items():
+        with torch.no_grad():
+            before = layers[1](x)
+            for layer, view in zip(layers, kept, strict=True):
+                layer.reshard()
+                write(layer.weight) if write is not None else view.mul_(3)
+            codes, high = (layer(x) for layer in layers)
+            for layer in layers:
+                layer.reshard()
+        if torch.equal(high, before) or not torch.equal(codes, high):
+            wrong.append(name)
+    return wrong

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_torch.own_resting import refusals_on_ranks, scales_of_experts, trained_bytes
+from tests.engine_torch.own_resting import not_followed, refusals_on_ranks, scales_of_experts, trained_bytes
 from tests.engine_torch.ranks import Ranks
 from tests.engine_torch.resting_cases import RestingCase, checked, planned_bytes
 
@@ -58,3 +58,7 @@ def test_what_is_gathered_is_what_the_plan_says(eight: Ranks, recipe: str) -> No
     elements = 2 * 512 * 512 + 2 * 256 * 512 + 3 * 1792 * 512
     if recipe == "fp8-block":
         assert planned.gathered <= 1.02 * elements
+
+
+def test_codes_of_a_shard_follow_what_is_written_through_a_view(eight: Ranks) -> None:
+    assert eight.first(2).run(not_followed) == [[], []]

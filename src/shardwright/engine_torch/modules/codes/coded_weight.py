@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from shardwright.core.findings.errors import InputError
@@ -43,6 +44,8 @@ class Held:
         self.initial: torch.Tensor | None = None
         self.written = False
         self._seen: tuple[int, int, int] | None = None
+        self._placed = False
+        self._sums: tuple[int, int] | None = None
 
     def is_stale(self, weight: torch.Tensor) -> bool:
         """Whether the main weight has changed since it was quantized, and the codes have not: both have where a checkpoint was read.
@@ -50,12 +53,21 @@ class Held:
         if self.main is None or self._seen is None:
             return False
         *main, codes = self._changes(weight)
-        return self.written or (main != [*self._seen[:2]] and codes == self._seen[2])
+        changed = main != [*self._seen[:2]] or (self._sums is not None and sums_of(self.main) != self._sums)
+        return self.written or (changed and codes == self._seen[2])
 
     def settle(self, weight: torch.Tensor) -> None:
         """The codes are those of the main weight."""
         self.written = False
+        self._placed = isinstance(weight, DTensor)
         self._seen = None if self.main is None else self._changes(weight)
+        self._sums = None if self.main is None or self._sums is None else sums_of(self.main)
+
+    def notice_view(self) -> None:
+        """A view of the main weight is about to be given away. PyTorch counts no changes of what a DTensor views: from now on its elements are
+        summed, which waits for the device."""
+        if self._placed and self._sums is None and self.main is not None:
+            self._sums = sums_of(self.main)
 
     def _changes(self, weight: torch.Tensor) -> tuple[int, int, int]:
         assert self.main is not None
@@ -193,6 +205,10 @@ class CodedWeight(torch.Tensor):
         ):
             return result
         written = _written(func, args, kwargs or {})
+        if any(result.alias_info is not None and not result.alias_info.is_write for result in func._schema.returns):
+            for weight in tree_leaves((tuple(args), kwargs)):
+                if isinstance(weight, CodedWeight):
+                    weight.held.notice_view()
         result = func(*tree_map(_main_of(func), tuple(args)), **tree_map(_main_of(func), dict(kwargs or {})))
         for weight in written:
             weight.held.written = True
@@ -219,6 +235,14 @@ def coded(weight: torch.Tensor, held: Held) -> Coded:
         quantizers=(copies[0].quantizer, copies[-1].quantizer),
         sizes=(outputs, inputs),
     )
+
+
+def sums_of(matrix: torch.Tensor) -> tuple[int, int]:
+    """Of the bits of a float32 matrix, weighted by the number of the row, and of the column: changed elements have others."""
+    bits = matrix.detach().view(torch.int32)
+    sums = [bits.sum(dim, dtype=torch.int64) for dim in (1, 0)]
+    by_rows, by_columns = ((num * torch.arange(1, len(num) + 1, device=num.device)).sum() for num in sums)
+    return int(by_rows), int(by_columns)
 
 
 def as_bytes(array: torch.Tensor) -> torch.Tensor:
@@ -265,6 +289,7 @@ def _seen_as(weight: CodedWeight, shape: Sequence[int]) -> torch.Tensor:
     shape = (weight.numel(),) if tuple(shape) == (-1,) else tuple(shape)
     if shape in ((weight.numel(),), tuple(weight.shape)):
         return _again(weight, shape)
+    weight.held.notice_view()
     return _main_of(_ATEN.view.default)(weight).view(shape)
 
 
@@ -274,6 +299,7 @@ def _strided(
     # `fully_shard` asks for what it has gathered as it is.
     if tuple(shape) == tuple(weight.shape) and tuple(stride) == weight.stride() and not offset:
         return _again(weight)
+    weight.held.notice_view()
     return _main_of(_ATEN.as_strided.default)(weight).as_strided(shape, stride, offset)
 
 
