@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -291,7 +291,7 @@ def trained_bytes(recipe: str, width: int, hidden: int, kv_width: int) -> tuple[
     return gathers, at_rest
 
 
-VIEWS: Mapping[str, Callable[[DTensor], object]] = {
+VIEWS: Mapping[str, Callable[[Any], object]] = {
     "a column": lambda weight: weight[:, 5].fill_(2),
     "columns": lambda weight: weight.narrow(1, 0, 3).zero_(),
     "turned": lambda weight: weight.t()[4].fill_(1),
@@ -305,8 +305,9 @@ def not_followed() -> list[str]:
     """The views of a sharded weight of which codes do not follow what is written."""
     wrong: list[str] = []
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    layers: list[Linear] = []
-    for options in ({"primary_weights": "codes"}, {}):
+    layers: list[Any] = []
+    of_each: Sequence[Mapping[str, Any]] = ({"primary_weights": "codes"}, {})
+    for options in of_each:
         torch.manual_seed(3)
         layer = Linear(128, 128, bias=False, recipe="fp8-row", device="meta", **options)
         fully_shard(layer, mesh=mesh)

@@ -22,7 +22,7 @@ from tests.engine_torch.refused_modules import refusal
 NO_DROPOUT: Mapping[str, Any] = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 
 
-def attention(heads: int = 4, channels: int = 2, groups: int | None = None, **options: Any) -> DotProductAttention:
+def attention(heads: int = 4, channels: Any = 2, groups: int | None = None, **options: Any) -> DotProductAttention:
     return DotProductAttention(heads, channels, groups, **{"qkv_format": "bshd", **options})
 
 
@@ -57,7 +57,7 @@ ALONE: Mapping[str, Callable[[], object]] = {
     "three channels": lambda: attention(4, (2, 2, 2)),
     "channels in words": lambda: attention(4, "16"),
     "a list of lengths": lambda: called("padding", "thd", cu_seqlens_q=[0, 12], cu_seqlens_kv=[0, 12]),
-    "activation": lambda: TransformerLayer(8, 16, 2, activation=["gelu"], **NO_DROPOUT),
+    "activation": lambda: TransformerLayer(8, 16, 2, **{**NO_DROPOUT, "activation": ["gelu"]}),
     "misspelt": lambda: called(qkv_layers=1),
     "heads": lambda: attention(2, 2)(*(torch.ones(2, 6, 4, 2),) * 3),
     "packed and causal": lambda: called("causal", "thd"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -69,10 +68,10 @@ def test_an_optimizer_that_makes_its_state_first_needs_no_main_weights(*, fused:
 
 
 WRITES: Mapping[str, Callable[[torch.Tensor], object]] = {
-    "an element": lambda weight: operator.setitem(weight, (3, 5), 9.0),
+    "an element": lambda weight: weight.__setitem__((3, 5), 9.0),
     "a row": lambda weight: weight[7].zero_(),
     "rows": lambda weight: weight[2:9].mul_(3),
-    "chosen rows": lambda weight: operator.setitem(weight, torch.tensor([1, 4]), 0.5),
+    "chosen rows": lambda weight: weight.__setitem__(torch.tensor([1, 4]), 0.5),
     "columns": lambda weight: weight.mT[5].fill_(2),
     "the diagonal": lambda weight: weight.diagonal().fill_(4),
     "a view of a view": lambda weight: weight.view(-1)[64:][:8].neg_(),

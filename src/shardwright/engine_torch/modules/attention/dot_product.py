@@ -101,13 +101,12 @@ class DotProductAttention(nn.Module):
         self.num_attention_heads = require_positive(self.label, "num_attention_heads", num_attention_heads)
         self.num_gqa_groups = num_attention_heads if num_gqa_groups is None else num_gqa_groups
         require_positive(self.label, "num_gqa_groups", self.num_gqa_groups)
-        self.channels = tuple(kv_channels) if isinstance(kv_channels, list | tuple) else (kv_channels,) * 2
-        if len(self.channels) != 2:
+        channels_of: Sequence[Any] = kv_channels if isinstance(kv_channels, list | tuple) else (kv_channels,) * 2
+        if len(channels_of) != 2:
             raise InputError(
                 f"{self.label}: kv_channels is {kv_channels!r}; it must be a whole number, or two: of keys and of values."
             )
-        for channels in self.channels:
-            require_positive(self.label, "kv_channels", channels)
+        self.channels = tuple(require_positive(self.label, "kv_channels", channels) for channels in channels_of)
         self.softmax_scale = self.channels[0] ** -0.5 if softmax_scale is None else softmax_scale
         self.qkv_format: Format = qkv_format
         self.attn_mask_type: MaskType = attn_mask_type
