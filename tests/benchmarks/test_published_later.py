@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from benchmarks.published.__main__ import row_of
-from benchmarks.published.later.__main__ import EXPERTS, HERE, PAGE, WIDER, line
+from benchmarks.published.later.__main__ import EXPERTS, HERE, PAGE, WIDER
 from benchmarks.published.steps import published, steps_of
+from tests.benchmarks.rows_on_page import check_anew, check_steps, rows_on_page
 
-NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?![\w.])")
 STEPS = {step.name: step for step in steps_of(HERE)}
 MADE_ANEW = (
     "mpt-13b-h100-8-4096",
@@ -23,32 +20,20 @@ MADE_ANEW = (
 """Of each source without stages, whose plans take longer."""
 
 
-def lines_on_page() -> dict[str, str]:
-    rows = [one for one in PAGE.read_text(encoding="utf-8").splitlines() if one.startswith("| ")]
-    return {name: row for row in rows for name in [row.split(" | ")[0].removeprefix("| ")] if name in STEPS}
-
-
 def test_every_step_has_a_row_a_command_and_a_source_and_is_in_no_fit() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert set(lines_on_page()) == set(STEPS)
-    for step in STEPS.values():
-        assert f"{step.name}: {step.at}\n  shardwright plan {step.plan}\n" in page
-        assert (step.seconds is None) != (step.tokens_per_s is None)
+    check_steps(PAGE, STEPS.values())
     assert not set(STEPS) & {step.name for step in published()}
 
 
 @pytest.mark.parametrize("name", MADE_ANEW)
 def test_a_row_is_what_the_command_writes(name: str) -> None:
-    """Within the last digits: `python -m benchmarks.published.later` writes it anew."""
-    written, now = lines_on_page()[name], line(row_of(STEPS[name]))
-    assert NUMBER.sub("N", written) == NUMBER.sub("N", now)
-    for first, second in zip(NUMBER.findall(written), NUMBER.findall(now), strict=True):
-        assert abs(float(first) - float(second)) <= max(2, 0.02 * abs(float(second)))
+    """`python -m benchmarks.published.later` writes it anew."""
+    check_anew(rows_on_page(PAGE, [name])[name], STEPS[name])
 
 
 def test_the_summary_is_that_of_the_rows() -> None:
     """Nine of ten are in the range that a plan prints, here too."""
-    rows = list(lines_on_page().values())
+    rows = list(rows_on_page(PAGE, STEPS).values())
     outside = sum(": outside" in row for row in rows)
     assert f"| {len(rows) - outside} of {len(rows)} |" in PAGE.read_text(encoding="utf-8")
     assert outside <= len(rows) / 10
@@ -68,7 +53,9 @@ def test_what_the_tables_leave_out_has_a_table_too() -> None:
 def test_dropless_experts_are_near_without_a_size_of_their_buffers() -> None:
     """Of all later mixtures of experts: within 15% on average, and nine of ten in the range."""
     rows = {
-        name: row for name, row in lines_on_page().items() if STEPS[name].model.startswith(("mixtral", "deepseek3"))
+        name: row
+        for name, row in rows_on_page(PAGE, STEPS).items()
+        if STEPS[name].model.startswith(("mixtral", "deepseek3"))
     }
     assert len(rows) >= 20
     assert not any("--expert-buffer" in STEPS[name].plan or "capacity_factor" in STEPS[name].plan for name in rows)
