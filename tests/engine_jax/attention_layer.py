@@ -21,7 +21,6 @@ from shardwright.core.plan.attention_kernels import ChosenKernel
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
-from shardwright.engine_jax.attention.attention import attention, mask_of
 from shardwright.engine_jax.io.layer_io import Links
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import links_of
@@ -30,6 +29,7 @@ from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from tests.engine_jax.one_device import one_device_links
+from tests.engine_jax.part_of_layer import added_by_part
 from tests.models.random_weights import random_weights
 
 ROWS, LENGTH, EMBED = 2, 32, 32
@@ -122,8 +122,9 @@ def output_and_gradients(weights, arrays, table: ModelTable, links: Links):
 
     def loss(stream, weights):
         used = {name.split(".", 1)[1]: links.use(name, weight) for name, weight in weights.items()}
-        rotation, mask = mask_of(arrays["positions"], arrays["segments"], table.architecture, links)
-        added = attention(stream, used, table.architecture, rotation, mask, links)
+        stack = table.architecture.stacks[0].name
+        part = ("attention.input", "attention.projected")
+        added, _ = added_by_part(*part, stream, arrays, used, table, links, stack)
         return jnp.sum(jnp.sin(added) * arrays["loss_weights"]), added
 
     (_, added), cotangents = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays["stream"], weights)

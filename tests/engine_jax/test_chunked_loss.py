@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from shardwright.engine_jax.io.layer_io import Links
 from shardwright.engine_jax.layers.chunked_loss import chunked_cross_entropy
-from shardwright.engine_jax.layers.embedding import Projection
+from shardwright.engine_jax.layers.embedding import Scoring
 from tests.engine_jax.program import assert_steps_are_planned
 from tests.engine_jax.steps import Case, assert_trains_as, compiled_step, plan_of
 from tests.engine_jax.test_loss import LENGTH, ROWS, VOCAB, inputs
@@ -25,22 +24,22 @@ EMBED = 5
 DIMS = {"BLM,MV->BLV": (EMBED, VOCAB), "BLM,VM->BLV": (VOCAB, EMBED)}
 
 
-def links_of(chunks: int, entries: int | None = None) -> Links:
-    return Links(move=None, use=None, use_twice=None, vocab={"logits": ()}, entries=entries, loss_chunks=chunks)  # pyright: ignore[reportArgumentType]
-
-
 def operands(dims: str, dtype: Any = np.float32) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(1)
     x_BLM = rng.normal(size=(ROWS, LENGTH, EMBED)).astype(dtype)
     return x_BLM, rng.normal(size=DIMS[dims]).astype(dtype)
 
 
-def loss_and_gradients(dims: str, x_BLM: Any, kernel: Any, links: Links) -> tuple[Any, tuple[Any, Any]]:
+def scoring_of(dims: str, entries: int | None = None) -> Scoring:
+    return Scoring(dims=dims, dtype="float32", entries=entries)
+
+
+def loss_and_gradients(dims: str, x_BLM: Any, kernel: Any, num_chunks: int) -> tuple[Any, tuple[Any, Any]]:
     _, targets_BL, valid_BL = inputs()
 
     def loss(x_BLM: jax.Array, kernel: jax.Array) -> jax.Array:
         targets, valid = jnp.asarray(targets_BL), jnp.asarray(valid_BL)
-        return 3 * chunked_cross_entropy(x_BLM, Projection(kernel, dims, None), targets, valid, links)
+        return 3 * chunked_cross_entropy(x_BLM, kernel, targets, valid, scoring_of(dims), num_chunks)
 
     return jax.value_and_grad(loss, argnums=(0, 1))(x_BLM, kernel)
 
@@ -64,7 +63,7 @@ def in_float64(dims: str, x_BLM: np.ndarray, kernel: np.ndarray, entries: int = 
 def test_chunks_have_the_loss_and_the_gradients_of_all_tokens(chunks: int, dims: str) -> None:
     """Chunks end with rows, inside rows, and after each token."""
     x_BLM, kernel = operands(dims)
-    loss, gradients = loss_and_gradients(dims, x_BLM, kernel, links_of(chunks))
+    loss, gradients = loss_and_gradients(dims, x_BLM, kernel, chunks)
     their_loss, *theirs = in_float64(dims, x_BLM, kernel)
     np.testing.assert_allclose(loss, their_loss, rtol=1e-6)
     for gradient, expected in zip(gradients, theirs, strict=True):
@@ -76,8 +75,7 @@ def test_a_weight_s_gradient_in_bfloat16_is_rounded_once() -> None:
     dims = "BLM,MV->BLV"
     x_BLM, kernel = operands(dims, ml_dtypes.bfloat16)
     chunked, whole = (
-        loss_and_gradients(dims, jnp.asarray(x_BLM), jnp.asarray(kernel), links_of(chunks))[1][1]
-        for chunks in (ROWS * LENGTH, 1)
+        loss_and_gradients(dims, jnp.asarray(x_BLM), jnp.asarray(kernel), chunks)[1][1] for chunks in (ROWS * LENGTH, 1)
     )
     assert chunked.dtype == jnp.bfloat16
     # The same rounded cotangents are summed, in float32: two sums can be rounded to neighbours.
@@ -94,8 +92,8 @@ def test_the_padding_of_a_vocabulary_has_no_gradient() -> None:
 
     def loss(kernel: jax.Array) -> jax.Array:
         targets = jnp.asarray(np.where(valid_BL, targets_BL % entries, 0))
-        links, projection = links_of(7, entries), Projection(kernel, dims, None)
-        return 3 * chunked_cross_entropy(jnp.asarray(x_BLM), projection, targets, jnp.asarray(valid_BL), links)
+        x, valid, scoring = jnp.asarray(x_BLM), jnp.asarray(valid_BL), scoring_of(dims, entries)
+        return 3 * chunked_cross_entropy(x, kernel, targets, valid, scoring, 7)
 
     found, gradient = jax.value_and_grad(loss)(kernel)
     expected, _, theirs = in_float64(dims, x_BLM, kernel, entries)
@@ -115,11 +113,7 @@ def test_no_array_is_as_large_as_the_logits() -> None:
     dims = "BLM,MV->BLV"
     largest = {
         chunks: max(
-            sizes_in(
-                jax.make_jaxpr(lambda x, k, c=chunks: loss_and_gradients(dims, x, k, links_of(c)))(
-                    *operands(dims)
-                ).jaxpr
-            )
+            sizes_in(jax.make_jaxpr(lambda x, k, c=chunks: loss_and_gradients(dims, x, k, c))(*operands(dims)).jaxpr)
         )
         for chunks in (1, 7)
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -13,8 +12,6 @@ from jax.sharding import PartitionSpec as P
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.layers.embedding import embed
-from shardwright.models import build
-from tests.engine_jax.one_device import one_device_links
 from tests.engine_jax.program import Program
 
 VOCAB, EMBED, ROWS, LENGTH = 32, 8, 4, 16
@@ -32,11 +29,6 @@ def test_each_device_looks_up_its_own_entries() -> None:
         return jax.lax.psum(x_BLM, "tensor")
 
     summed.defvjp(lambda x_BLM: (summed(x_BLM), None), lambda _, cotangent: (cotangent,))
-    links = replace(
-        one_device_links(build("llama3-test"), batch=ROWS, length=LENGTH),
-        move=lambda source, _, array: summed(array) if source == "embedding.output" else array,
-        vocab={"embedding": ("tensor",)},
-    )
 
     @partial(
         jax.shard_map,
@@ -47,7 +39,7 @@ def test_each_device_looks_up_its_own_entries() -> None:
     )
     def gradient(table_VM, tokens_BL):
         def loss(table_VM):
-            x_BLM = embed(tokens_BL, table_VM, links)
+            x_BLM = summed(embed(tokens_BL, table_VM, ("tensor",)))
             return jnp.sum(x_BLM * cotangent_L[None, :, None]), x_BLM
 
         gradient_VM, x_BLM = jax.grad(loss, has_aux=True)(table_VM)

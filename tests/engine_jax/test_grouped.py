@@ -16,6 +16,7 @@ from shardwright.engine_jax.experts.grouped_blocks import Matrices, backward_in_
 from tests.matrix import some
 
 ROWS, EMBED, WIDTH, EXPERTS = 40, 6, 10, 4
+NAMES = ("moe.gate", "moe.up")
 SIZES = [[9, 0, 17, 5], [0, 0, 0, 0], [40, 0, 0, 0], [10, 10, 10, 10], [0, 1, 0, 39]]
 KERNEL_ROWS = 128
 KERNELS = {
@@ -82,11 +83,13 @@ def test_on_this_backend_only_blocks_with_rows_are_computed(experts: Matrices) -
     kernel = kernel_of("cpu", ROWS)
     assert kernel.rows == 8
     text = (
-        jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E, kernel)))).lower(rows_RM).as_text()
+        jax.jit(jax.grad(lambda rows: jnp.sum(grouped_swiglu(rows, experts, sizes_E, kernel, NAMES))))
+        .lower(rows_RM)
+        .as_text()
     )
     assert "stablehlo.while" in text
     np.testing.assert_allclose(
-        jax.jit(grouped_swiglu, static_argnums=3)(rows_RM, experts, sizes_E, kernel)[:31],
+        jax.jit(grouped_swiglu, static_argnums=(3, 4))(rows_RM, experts, sizes_E, kernel, NAMES)[:31],
         row_by_row(rows_RM, experts, [9, 0, 17, 5]),
         rtol=0,
         atol=1e-5,
@@ -101,7 +104,7 @@ def test_elsewhere_a_kernel_or_larger_blocks(platform: str, rows: int, loops: bo
     kernel = kernel_of("tpu" if platform == "tpu" else "gpu", rows)
 
     def cotangent(rows_RM):
-        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E, kernel)), (0, 1))(
+        return jax.grad(lambda rows, matrices: jnp.sum(grouped_swiglu(rows, matrices, sizes_E, kernel, NAMES)), (0, 1))(
             rows_RM, experts
         )
 
@@ -116,7 +119,9 @@ def test_half_precision_accumulates_in_float32(experts: Matrices) -> None:
     rows_RM = jnp.asarray(drawn(ROWS, EMBED), jnp.bfloat16)
     sizes_E = jnp.asarray([9, 0, 17, 5], jnp.int32)
     kernel = kernel_of("cpu", ROWS)
-    d_half = jax.jit(jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E, kernel)[:31])))(half)
+    d_half = jax.jit(
+        jax.grad(lambda matrices: jnp.sum(grouped_swiglu(rows_RM, matrices, sizes_E, kernel, NAMES)[:31]))
+    )(half)
     full = Matrices(*(matrix.astype(jnp.float32) for matrix in half))
     d_full = jax.grad(lambda matrices: jnp.sum(row_by_row(rows_RM.astype(jnp.float32), matrices, [9, 0, 17, 5])))(full)
     for our, their in zip(d_half, d_full, strict=True):

@@ -17,7 +17,7 @@ import pytest
 
 from shardwright.core.plan.attention_kernels import ChosenKernel
 from shardwright.core.resolution.row_order import IN_ORDER
-from shardwright.engine_jax.attention import attention, kernels
+from shardwright.engine_jax.attention import attend, kernels
 from shardwright.engine_jax.attention.kernels import backend_of, splash, triton
 from shardwright.engine_jax.attention.scores import AttentionMask
 from shardwright.engine_jax.io.layer_io import AttentionLinks
@@ -71,7 +71,7 @@ def test_under_context_splash_is_the_attention_of_one_device(
     move: str, in_text_order: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys of balanced rows are reordered to the order of the text before the kernel."""
-    monkeypatch.setattr(attention, "splash", partial(splash, interpret=True))
+    monkeypatch.setattr(attend, "splash", partial(splash, interpret=True))
     case = case_of(WITH_ROWS, "latent", move, balanced=not in_text_order)
     case = replace(case, way=ChosenKernel(name="splash", block=0, why="the test wants it"), longer=16)
     chunks = plan_of(case).row_chunks
@@ -116,10 +116,10 @@ def test_cudnn_is_causal_only_for_all_tokens_of_a_row_in_text_order(
     chunks: tuple[int, ...], keys: int, causal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received = []
-    monkeypatch.setattr(attention, "cudnn", lambda *_, causal: received.append(causal))
+    monkeypatch.setattr(attend, "cudnn", lambda *_, causal: received.append(causal))
     links = AttentionLinks(kernel=ChosenKernel(name="cudnn", block=0, why=""), chunks=chunks)
     q, k = jnp.zeros((1, 8, 2, 4)), jnp.zeros((1, keys, 2, 4))
-    attention._attend(q, k, k, cast(AttentionMask, None), SCALE, links)
+    attend.attend(q, k, k, cast(AttentionMask, None), SCALE, links)
     assert received == [causal]
 
 

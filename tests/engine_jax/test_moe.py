@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
@@ -17,10 +17,11 @@ from shardwright.core.layout.reading import read_layout
 from shardwright.core.mesh.spec import Spec
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
+from shardwright.core.program.primitives import Route
 from shardwright.core.resolution.request import Request
 from shardwright.core.resolution.resolve import traffic_of
-from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
-from shardwright.engine_jax.experts.routing import route, top_k, updated_bias
+from shardwright.engine_jax.experts.experts import MoeCounts
+from shardwright.engine_jax.experts.route import route, top_k, updated_bias
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.lowering.shardings import partition_spec
@@ -29,6 +30,7 @@ from shardwright.files import parse_yaml
 from shardwright.layouts import load_layout
 from shardwright.models import build
 from shardwright.models.parts.architecture import Experts
+from tests.engine_jax.part_of_layer import added_by_part
 from tests.engine_jax.program import Program
 from tests.matrix import some
 
@@ -208,7 +210,7 @@ def of_one_layer(plan: Plan, name: str) -> Spec:
 def lowered_layer(case: Case) -> tuple[Any, Plan]:
     """The layer of a case with its gradients, each device with its shards."""
     plan = plan_of(case)
-    links, experts = links_of(plan), plan.request.table.architecture.experts
+    links = links_of(plan)
     stream = partition_spec(plan.by_name["residual.stream"].in_use)
     specs = {name: partition_spec(of_one_layer(plan, name)) for name in WEIGHTS}
     dispatched = plan.mesh.larger_than_one(plan.by_name["router.grouped"].in_use.axes)
@@ -216,7 +218,10 @@ def lowered_layer(case: Case) -> tuple[Any, Plan]:
     def step(x_BLM, segments_BL, weights):
         def loss(x_BLM, weights):
             used = {name: links.use(STACK + name, weight) for name, weight in weights.items()}
-            out_BLM, counts = experts_layer(x_BLM, valid_tokens(segments_BL, links), used, experts, links)
+            batch = {"positions": jnp.zeros_like(segments_BL), "segments": segments_BL}
+            out_BLM, counts = added_by_part(
+                "router.input", "router.output", x_BLM, batch, used, plan.request.table, links, STACK[:-1]
+            )
             return loss_of(out_BLM), (out_BLM, counts)
 
         (d_x, d_weights), (out_BLM, counts) = jax.grad(loss, (0, 1), has_aux=True)(x_BLM, weights)
@@ -308,7 +313,9 @@ def test_tokens_or_weights_are_moved_and_never_both(move: str) -> None:
 def test_bias_affects_the_choice_and_not_the_weights() -> None:
     experts = replace(EXPERTS, num_groups=1, chosen_groups=1)
     favoured = jnp.zeros(experts.num).at[5].set(10.0)
-    routing = route(jnp.asarray(X_BLM), jnp.asarray(WEIGHTS["router.kernel"]), favoured, experts)
+    form = Route(**{field.name: getattr(experts, field.name) for field in fields(Route)})
+    scores_BLE = jnp.asarray(X_BLM @ WEIGHTS["router.kernel"])
+    routing = route(scores_BLE, jnp.ones(VALID_BL.shape, bool), favoured, form, ("experts", "weights"))
     assert bool(jnp.all(routing.experts_BLK[..., 0] == 5))
     scores_BLE = sigmoid(X_BLM @ WEIGHTS["router.kernel"])
     chosen_BLK = np.take_along_axis(scores_BLE, np.asarray(routing.experts_BLK), axis=-1)

@@ -18,9 +18,11 @@ from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
 from shardwright.cost.steps.flops import step_products
 from shardwright.engine_jax.lowering.links import links_of
-from shardwright.engine_jax.model.forward import loss_of, through_layers
+from shardwright.engine_jax.model.ends import loss_of
+from shardwright.engine_jax.model.forward import through_layers
 from shardwright.layouts import load_layout
 from shardwright.models import build
+from shardwright.models.layers.decoder import walk_of
 from shardwright.models.layers.ends import BATCH_FIELDS
 from tests.matrix import rest
 
@@ -51,7 +53,7 @@ def traced(plan: Plan, of_pull):
         def loss(weights):
             params = {**weights, **frozen}
             last = through_layers(params, batch, table, links, runs=runs)
-            return loss_of(last.x_BLM, params, last.tied_VM, batch, table.architecture, links)
+            return loss_of(last.x_BLM, params, last.tied, batch, walk_of(table.architecture), links)
 
         return of_pull(*jax.vjp(loss, weights))
 

@@ -12,7 +12,7 @@ from tests.compiled.programs import as_planned, changed, remembered, where, with
 
 V5P = "v5p:2x2x2"
 EXPERTS = ("layers.moe.gate", "layers.moe.up", "layers.moe.down")
-SOURCE = "shardwright/engine_jax/experts/moe.py:128"
+SOURCE = "shardwright/engine_jax/experts/experts.py:128"
 
 
 def planned(plan: Plan) -> CompiledProgram:
@@ -124,7 +124,7 @@ def keys_gathered(plan: Plan) -> CompiledProgram:
             bytes_per_device=keys.bytes_per_device,
             tensors=(keys.name,),
             made_from_bytes=latent.bytes_per_device // 8,
-            source="shardwright/engine_jax/attention/attention.py:88",
+            source="shardwright/engine_jax/attention/attend.py:88",
         )
 
     wanted = {"component": "attention", "kind": "all-gather", "tensors": ("attention.latent_attended",)}

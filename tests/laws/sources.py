@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from shardwright.core.layout.roles import COMPONENTS
+
 MAX_LINES = 400
 
 LONGER: Mapping[str, int] = {}
@@ -167,6 +169,30 @@ def typed_rows(root: Path, files: Iterable[Path]) -> list[str]:
         calls = [node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)]
         typed = sorted({word.arg for call in calls for word in call.keywords if word.arg in DERIVED})
         wrong += [f"{name} types {', '.join(map(str, typed))}: it follows from the program"] * bool(typed)
+    return wrong
+
+
+WALKING = tuple(f"src/shardwright/engine_jax/{room}/" for room in ("model", "attention", "layers", "experts"))
+"""The rooms of engines that walk a program, from which they have every name."""
+
+_TENSOR = re.compile(rf"(?:{'|'.join((*COMPONENTS, 'shared'))})\.[a-z_]+")
+
+
+def knowing_a_family(root: Path, files: Iterable[Path]) -> list[str]:
+    """Files of ``WALKING`` that type a tensor's name, or import what a family is made of."""
+    wrong = []
+    for file in files:
+        name = file.relative_to(root).as_posix()
+        if not name.startswith(WALKING):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        wrong += [f"{name} types '{text}': it is in the walk" for text in sorted(filter(_TENSOR.fullmatch, texts))]
+        imports = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        families = sorted(one for one in imports if one.startswith("shardwright.models.") and ".layers." not in one)
+        wrong += [f"{name} imports {one}: a primitive knows no family" for one in families]
     return wrong
 
 

@@ -11,6 +11,7 @@ from tests.conftest import ROOT
 from tests.laws.sources import (
     MAX_LINES,
     dims_without_legend,
+    knowing_a_family,
     mutable_dataclasses,
     named_after_nothing,
     python_files,
@@ -37,6 +38,7 @@ def test_the_sources_are_found() -> None:
         refusing_engines,
         dims_without_legend,
         typed_rows,
+        knowing_a_family,
     ],
 )
 def test_law_holds(law: Callable[[Path, Iterable[Path]], list[str]]) -> None:
@@ -128,4 +130,19 @@ def test_a_row_that_is_typed_is_noticed(tmp_path: Path) -> None:
     ]
     assert typed_rows(tmp_path, files) == [
         "src/shardwright/models/layers/a.py types contracted, hugging_face: it follows from the program"
+    ]
+
+
+def test_an_engine_that_knows_a_family_is_noticed(tmp_path: Path) -> None:
+    text = 'from shardwright.models.parts.architecture import Experts\nlinks.move("residual.stream", name)\n'
+    files = [
+        write(tmp_path, "src/shardwright/engine_jax/layers/a.py", text),
+        write(tmp_path, "src/shardwright/engine_jax/io/b.py", text),
+        write(
+            tmp_path, "src/shardwright/engine_jax/model/c.py", '"""Of ``residual.stream``."""\nlinks.move(take.row)\n'
+        ),
+    ]
+    assert knowing_a_family(tmp_path, files) == [
+        "src/shardwright/engine_jax/layers/a.py types 'residual.stream': it is in the walk",
+        "src/shardwright/engine_jax/layers/a.py imports shardwright.models.parts.architecture: a primitive knows no family",
     ]

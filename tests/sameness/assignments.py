@@ -21,12 +21,12 @@ from jax.sharding import PartitionSpec
 from shardwright.core.plan.plan import Plan
 from shardwright.core.planning import make_plan
 from shardwright.core.policies.runs import runs_of
-from shardwright.engine_jax.experts import moe, routing
+from shardwright.engine_jax.experts import route as routing
 from shardwright.engine_jax.io.mesh import device_mesh
 from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.lowering.shardings import weight_shardings
 from shardwright.engine_jax.model import forward as engine_forward
-from shardwright.engine_jax.model import scan
+from shardwright.engine_jax.model import interpreter, scan
 from shardwright.engine_jax.training.state import State
 from shardwright.engine_jax.training.step import batch_sharding
 from tests.engine_jax.made_rows import Batch
@@ -100,7 +100,7 @@ def _recorded() -> Iterator[list[tuple[jax.Array, jax.Array]]]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(routing, "top_k", recorded_top_k)
-        patched.setattr(moe, "route", recorded_route)
+        patched.setattr(interpreter, "route", recorded_route)
         lax = SimpleNamespace(**{**vars(jax.lax), "scan": _one_by_one})
         patched.setattr(scan, "jax", SimpleNamespace(**{**vars(jax), "lax": lax}))
         yield found

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_jax.model import forward as engine_forward
+from shardwright.engine_jax.model import ends
 from tests.engine_jax.made_rows import LENGTH, Batch, head_tail, tokens_of
 from tests.engine_jax.steps import Case, Run, assert_same, compile_plan, plan_of, run_plan
 from tests.matrix import rest
@@ -109,12 +109,12 @@ def test_a_missing_sum_of_activations_is_detected(
 
 def patch_loss(monkeypatch: pytest.MonkeyPatch, change: Callable[[jax.Array, jax.Array], jax.Array]) -> None:
     """Make the loss of each device ``change(loss, valid_BL)``."""
-    right = engine_forward.summed_cross_entropy
+    right = ends.summed_cross_entropy
 
     def wrong(logits_BLV: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, vocab: tuple[str, ...]) -> jax.Array:
         return change(right(logits_BLV, targets_BL, valid_BL, vocab), valid_BL)
 
-    monkeypatch.setattr(engine_forward, "summed_cross_entropy", wrong)
+    monkeypatch.setattr(ends, "summed_cross_entropy", wrong)
 
 
 def test_a_loss_normalised_by_each_device_is_detected(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:

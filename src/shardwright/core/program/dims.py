@@ -60,6 +60,15 @@ class Dims:
     output: tuple[str, ...]
 
     @property
+    def einsum(self) -> str:
+        """As ``einsum`` has them.
+
+        >>> read_product("B L M, M H D -> B L H D").einsum
+        'BLM,MHD->BLHD'
+        """
+        return f"{''.join(self.input)},{''.join(self.weight)}->{''.join(self.output)}"
+
+    @property
     def contracted(self) -> tuple[str, ...]:
         """Those that the output is a sum over, in the order of the weight."""
         return tuple(dim for dim in self.weight if dim in self.input and dim not in self.output)

@@ -104,6 +104,10 @@ class Program:
     stacks: tuple[LayerStack, ...]
     initializer_stddev: float
 
+    def width_of(self, value: Value) -> int:
+        """Elements along the last dim of a value."""
+        return value.sizes.get(value.dims[-1]) or self.sizes[value.dims[-1]]
+
     def stack(self, name: str | None) -> LayerStack | None:
         return next((stack for stack in self.stacks if stack.name == name), None)
 

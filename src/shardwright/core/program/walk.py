@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from shardwright.core.findings.errors import InputError
 from shardwright.core.program.primitives import (
     Attend,
-    Bias,
     Cap,
     Combine,
     Dispatch,
@@ -58,6 +57,11 @@ class AttentionGroup:
     @property
     def output(self) -> Value:
         return self.attend.output
+
+    @property
+    def scale(self) -> float:
+        assert isinstance(self.attend.does, Attend)
+        return self.attend.does.scale
 
     @property
     def shares_heads(self) -> bool:
@@ -166,6 +170,11 @@ class Walk:
         return self._weights_of_input[step.inputs[0]]
 
     @property
+    def fields(self) -> Mapping[str, Value]:
+        """The fields of the batch, by their names in it."""
+        return {field.name.rpartition(".")[2]: field for field in self.program.fields}
+
+    @property
     def input(self) -> Value:
         """Of the first layer."""
         return self.program.stacks[0].input
@@ -191,7 +200,7 @@ def walk_through(program: Program) -> Walk:
     ]
     prepared: dict[object, Step] = {}
     for step in read_in_layers:
-        prepared.setdefault(_same_preparation(step, of_batch), step)
+        prepared.setdefault(_same_preparation(program, step), step)
     places = list(prepared)
     once = _made_for(program.steps, (value for step in read_in_layers for value in _read(step, of_batch)))
     rest = [step for step in program.steps if step not in once]
@@ -212,7 +221,7 @@ def walk_through(program: Program) -> Walk:
             for value in step.outputs
             if value.name and value.kept and value not in outputs
         ),
-        _prepared_at={step: places.index(_same_preparation(step, of_batch)) for step in read_in_layers},
+        _prepared_at={step: places.index(_same_preparation(program, step)) for step in read_in_layers},
         _weights_of_input=_weights_by_input(program.steps),
     )
 
@@ -235,12 +244,12 @@ def _read(step: Step, of_batch: frozenset[Value]) -> tuple[Value, ...]:
     return tuple(value for value in step.inputs if value in of_batch)
 
 
-def _same_preparation(step: Step, of_batch: frozenset[Value]) -> object:
+def _same_preparation(program: Program, step: Step) -> object:
     """Equal for steps for which an engine makes the same of the batch."""
-    rows = tuple(value.row for value in _read(step, of_batch))
+    rows = tuple(value.row for value in _read(step, program.of_batch))
     match step.does:
         case Rotate(rope=rope):
-            return Rotate, rows, rope, step.inputs[0].dims[-1], dict(step.inputs[0].sizes).get(step.inputs[0].dims[-1])
+            return Rotate, rows, rope, program.width_of(step.inputs[0])
         case Attend(window=window):
             return Attend, rows, window
         case does:
@@ -320,7 +329,7 @@ def _experts(steps: Sequence[Step], combine: Step) -> ExpertGroup:
 def _loss(steps: Sequence[Step], loss: Step) -> LossGroup:
     made_by = {output: step for step in steps for output in step.outputs}
     between, step = list[Step](), made_by.get(loss.inputs[0])
-    while step is not None and isinstance(step.does, (Bias, Cap, Scale)):
+    while step is not None and isinstance(step.does, Cap | Scale):
         between.insert(0, step)
         step = made_by.get(step.inputs[0])
     if step is None or not isinstance(step.does, Product):

@@ -1,6 +1,6 @@
 """Attention on one device, and around a ring of devices.
 
-attention.py   queries, keys and values, given to the kernel that the plan chose
+attend.py      queries, keys and values, given to the kernel that the plan chose
 scores.py      plain products of queries and keys, the mask, and the online softmax
 blockwise.py   online softmax, one block of keys at a time
 blocks.py      the blocks of a row, and the mask of two of them

@@ -29,24 +29,27 @@ from shardwright.engine_jax.experts.grouped_blocks import (
 )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
-def grouped_swiglu(rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, kernel: ExpertKernel) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def grouped_swiglu(
+    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, kernel: ExpertKernel, names: tuple[str, str]
+) -> jax.Array:
     """``down(silu(gate(row)) * up(row))`` of each row by its own expert, RM.
 
     The first ``sizes_E[0]`` rows are expert 0's, and so on. Rows after the last expert's are arbitrary in the operand and in
-    the result, and contribute to no gradient.
+    the result, and contribute to no gradient. ``names``: of what the backward pass reads besides, the products with gate and up.
     """
-    return _forward(rows_RM, experts, sizes_E, kernel)[0]
+    return _forward(rows_RM, experts, sizes_E, kernel, names)[0]
 
 
-def _forward(rows_RM, experts, sizes_E, kernel):
+def _forward(rows_RM, experts, sizes_E, kernel, names):
     forward = _forward_by_kernel if kernel.name == "megablox" else forward_in_blocks
     out_RM, (gate_RF, up_RF) = forward(rows_RM, experts, sizes_E, kernel)
-    hidden = Hidden(checkpoint_name(gate_RF, "moe.gate"), checkpoint_name(up_RF, "moe.up"))
+    hidden = Hidden(checkpoint_name(gate_RF, names[0]), checkpoint_name(up_RF, names[1]))
     return out_RM, (rows_RM, experts, sizes_E, hidden)
 
 
-def _backward(kernel, residuals, d_out_RM):
+def _backward(kernel, names, residuals, d_out_RM):
+    del names
     backward = _backward_by_kernel if kernel.name == "megablox" else backward_in_blocks
     rows_RM, experts, sizes_E, hidden = residuals
     return *backward(rows_RM, experts, sizes_E, hidden, d_out_RM, kernel), None

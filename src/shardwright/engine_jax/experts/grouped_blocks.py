@@ -16,7 +16,7 @@ from jax import lax
 
 from shardwright.core.plan.expert_kernels import ExpertKernel
 from shardwright.engine_jax.io.dtypes import computed
-from shardwright.engine_jax.layers.mlp import silu
+from shardwright.engine_jax.layers.gate import silu
 
 
 class Matrices(NamedTuple):

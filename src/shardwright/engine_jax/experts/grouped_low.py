@@ -8,7 +8,7 @@ Blocks over rows, which a matrix's gradient has, begin with the first row of eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import lcm
 from typing import NamedTuple
@@ -40,21 +40,24 @@ _Operand = jax.Array | Rows
 
 
 def quantized_swiglu(
-    rows_RM: jax.Array, experts: Matrices, sizes_E: jax.Array, block_rows: int, low: Mapping[str, LowPrecision]
+    rows_RM: jax.Array,
+    experts: Matrices,
+    sizes_E: jax.Array,
+    block_rows: int,
+    low: Sequence[LowPrecision | None],
+    names: tuple[str, str],
 ) -> jax.Array:
-    """``grouped_swiglu`` of operands that are quantized as ``low`` says, by ``moe.gate``, ``moe.up`` and ``moe.down``."""
-    gate, up, down = (low.get(f"moe.{name}", HIGH) for name in ("gate", "up", "down"))
+    """``grouped_swiglu`` of operands that are quantized as ``low`` says of the products with gate, up and down."""
+    gate, up, down = (one or HIGH for one in low)
     # Both weights have the same input.
     amaxes: Amaxes = {}
     for one in (gate, up):
         _, amaxes = _of_expert(INPUT, rows_RM, one, amaxes, _Rows.of(rows_RM, sizes_E))
 
-    def product(x: jax.Array, matrices: jax.Array | Coded, of: LowPrecision, amaxes: Amaxes) -> jax.Array:
-        return quantized_grouped_product(x, matrices, sizes_E, block_rows, of, amaxes)
-
-    gate_RF = checkpoint_name(product(rows_RM, experts.gate_EMF, gate, amaxes), "moe.gate")
-    up_RF = checkpoint_name(product(rows_RM, experts.up_EMF, up, amaxes), "moe.up")
-    return product(activated(gate_RF, up_RF), experts.down_EFM, down, {})
+    product = partial(quantized_grouped_product, sizes_E=sizes_E, block_rows=block_rows)
+    gate_RF = checkpoint_name(product(rows_RM, experts.gate_EMF, low=gate, amaxes=amaxes), names[0])
+    up_RF = checkpoint_name(product(rows_RM, experts.up_EMF, low=up, amaxes=amaxes), names[1])
+    return product(activated(gate_RF, up_RF), experts.down_EFM, low=down, amaxes={})
 
 
 def quantized_grouped_product(

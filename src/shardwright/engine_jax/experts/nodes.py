@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from shardwright.core.program.walk import ExpertGroup
 from shardwright.core.recipes.recipe import Quantizer
 from shardwright.core.resolution.token_hops import TokenHop
 from shardwright.engine_jax.experts.exchange import Exchange, from_experts, numbers_to_experts, routes_of, to_experts
@@ -37,6 +38,7 @@ def by_way_of_nodes(
     hop: TokenHop,
     quantizer: Quantizer | None,
     outputs_in_node: Callable[[Tokens, int], tuple[jax.Array, jax.Array]],
+    group: ExpertGroup,
 ) -> tuple[jax.Array, jax.Array]:
     """The sums of the outputs of a token's experts, XM, and how many tokens or assignments overflowed. ``quantizer``: of the tokens.
 
@@ -50,16 +52,16 @@ def by_way_of_nodes(
     exchange = Exchange(axes=hop.axes, rows=hop.rows, buffer_rows=hop.buffer_rows, chunk=hop.chunk)
     sizes_D, beyond = within(order.sizes_E, exchange.rows)
     routes = routes_of(sizes_D, exchange)
-    with of_tensor("router.grouped"):
+    with of_tensor(group.tokens.name):
         rows_NM = dispatch_rows(tokens.x_XM, order, exchange.rows, exchange.rows)
         x_RM: Any = to_experts(rows_NM, routes, exchange, quantizer)
-    with of_tensor("router.weights"):
+    with of_tensor(group.weights.name):
         weights_NK = dispatch_rows(tokens.weights_XK, order, exchange.rows, exchange.rows)
-        weights_RK = checkpoint_name(to_experts(weights_NK, routes, exchange), "router.weights")
-    with of_tensor("router.grouped_experts"):
+        weights_RK = checkpoint_name(to_experts(weights_NK, routes, exchange), group.weights.name)
+    with of_tensor(group.experts.name):
         experts_NK = tokens.experts_XK[token_of(order, tokens.x_XM.shape[0], exchange.rows)]
         experts_RK = numbers_to_experts(experts_NK, routes, exchange)
-        experts_RK = checkpoint_name(experts_RK, "router.grouped_experts")
+        experts_RK = checkpoint_name(experts_RK, group.experts.name)
     # Of tokens that nobody sent there are arbitrary numbers.
     sent_R1 = (jnp.arange(exchange.buffer_rows) < jnp.sum(routes.sizes_E))[:, None]
     own_experts_RK = experts_RK - index_of(hop.axes) * of_node
@@ -70,7 +72,7 @@ def by_way_of_nodes(
         weights_XK=jnp.where(sent_R1, weights_RK, 0),
     )
     out_RM, overflow = outputs_in_node(received, of_node)
-    with of_tensor("router.combined"):
+    with of_tensor(group.output.name):
         out_NM: Any = from_experts(out_RM, routes, exchange)
     out_XM = combine_rows(out_NM, jnp.ones(has_XD.shape, out_NM.dtype), order, exchange.rows)
     return out_XM.astype(out_RM.dtype), overflow + routes.overflow + beyond

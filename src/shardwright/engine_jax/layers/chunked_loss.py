@@ -18,9 +18,8 @@ import jax.numpy as jnp
 
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.dtypes import kept as kept_in
-from shardwright.engine_jax.io.layer_io import Links
 from shardwright.engine_jax.io.scopes import of_phase
-from shardwright.engine_jax.layers.embedding import Projection, scores
+from shardwright.engine_jax.layers.embedding import Scoring, scores
 from shardwright.engine_jax.layers.loss import summed_cross_entropy
 
 
@@ -33,33 +32,33 @@ class _Chunks(NamedTuple):
 
 
 def chunked_cross_entropy(
-    x_BLM: jax.Array, projection: Projection, targets_BL: jax.Array, valid_BL: jax.Array, links: Links
+    x_BLM: jax.Array, weight: jax.Array, targets_BL: jax.Array, valid_BL: jax.Array, scoring: Scoring, num_chunks: int
 ) -> jax.Array:
-    """The sum over the valid tokens of minus the log-probability of the target, in ``links.loss_chunks`` chunks.
+    """The sum over the valid tokens of minus the log-probability of the target.
 
-    ``x_BLM``: the input of the projection, in the layout of the logits. The product is not quantized."""
-    assert projection.low is None, projection.low
+    ``x_BLM``: what the ``weight`` in use is multiplied with, in the layout of the logits. The product is not quantized."""
+    assert scoring.low is None, scoring.low
     B, L, M = x_BLM.shape
-    chunked = (links.loss_chunks, 1, B * L // links.loss_chunks)
+    chunked = (num_chunks, 1, B * L // num_chunks)
     chunks = _Chunks(x_BLM.reshape(*chunked, M), targets_BL.reshape(chunked), valid_BL.reshape(chunked))
-    return _summed(projection.dims, links, projection.kernel, chunks)
+    return _summed(scoring, weight, chunks)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _summed(dims: str, links: Links, kernel: jax.Array, chunks: _Chunks) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _summed(scoring: Scoring, kernel: jax.Array, chunks: _Chunks) -> jax.Array:
     def add(total: jax.Array, chunk: _Chunks) -> tuple[jax.Array, None]:
-        return total + _loss(links, _scores(dims, links, kernel, chunk), chunk), None
+        return total + _loss(scoring, scores(chunk.x, kernel, scoring), chunk), None
 
     return jax.lax.scan(add, jnp.zeros((), jnp.float32), chunks)[0]
 
 
-def _forward(dims, links, kernel, chunks):
-    of_x, of_kernel, out = _names(dims)
+def _forward(scoring, kernel, chunks):
+    of_x, of_kernel, out = _names(scoring.dims)
 
     def of_chunk(chunk: _Chunks) -> tuple[jax.Array, jax.Array, jax.Array]:
         """The loss, and the gradients of the weight and of the input."""
-        scores_BLV = _scores(dims, links, kernel, chunk)
-        loss, cotangent_BLV = jax.value_and_grad(_loss, argnums=1)(links, scores_BLV, chunk)
+        scores_BLV = scores(chunk.x, kernel, scoring)
+        loss, cotangent_BLV = jax.value_and_grad(_loss, argnums=1)(scoring, scores_BLV, chunk)
         with of_phase("backward"):
             cotangent_BLV = cotangent_BLV.astype(kept_in("cotangent", chunk.x.dtype))
             wide = computed("gradient", kernel.dtype)
@@ -80,8 +79,8 @@ def _forward(dims, links, kernel, chunks):
         return loss, (gradient.astype(kernel.dtype), cotangent_CBLM)
 
 
-def _backward(dims, links, residuals, cotangent):
-    del dims, links
+def _backward(scoring, residuals, cotangent):
+    del scoring
     gradient, cotangent_CBLM = (cotangent.astype(one.dtype) * one for one in residuals)
     return gradient, _Chunks(cotangent_CBLM, None, None)  # pyright: ignore[reportArgumentType]
 
@@ -89,12 +88,8 @@ def _backward(dims, links, residuals, cotangent):
 _summed.defvjp(_forward, _backward)
 
 
-def _scores(dims: str, links: Links, kernel: jax.Array, chunk: _Chunks) -> jax.Array:
-    return scores(chunk.x, Projection(kernel, dims, None), links)
-
-
-def _loss(links: Links, scores_BLV: jax.Array, chunk: _Chunks) -> jax.Array:
-    return summed_cross_entropy(scores_BLV, chunk.targets, chunk.valid, links.vocab.get("logits", ()))
+def _loss(scoring: Scoring, scores_BLV: jax.Array, chunk: _Chunks) -> jax.Array:
+    return summed_cross_entropy(scores_BLV, chunk.targets, chunk.valid, scoring.axes)
 
 
 def _names(dims: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The forward pass of any model, from its table: the embedding, scans over each stack of layers, and the logits.
+"""The forward pass of any model, from its program: the embedding, scans over each stack of layers, and the logits.
 
 B rows, L tokens, M embed, V vocabulary, N layers of a stack. All are sizes on one device.
 """
@@ -17,32 +17,17 @@ from jax.ad_checkpoint import checkpoint_name
 from shardwright.core.model.table import ModelTable
 from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.runs import Run, runs_of
+from shardwright.core.program.program import LayerStack
+from shardwright.core.program.walk import Walk
 from shardwright.core.quantization.products import layer_runs
-from shardwright.engine_jax.attention.attention import attention, mask_of
-from shardwright.engine_jax.attention.scores import AttentionMask
-from shardwright.engine_jax.experts.moe import MoeCounts, experts_layer, valid_tokens
-from shardwright.engine_jax.io.layer_io import (
-    InUse,
-    Links,
-    LowPrecision,
-    Params,
-    Site,
-    gradient_of,
-    with_gradient,
-)
+from shardwright.engine_jax.experts.experts import MoeCounts
+from shardwright.engine_jax.io.layer_io import InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_jax.io.recomputation import recomputed
-from shardwright.engine_jax.io.scopes import of_component
-from shardwright.engine_jax.layers import embedding
-from shardwright.engine_jax.layers.chunked_loss import chunked_cross_entropy
-from shardwright.engine_jax.layers.embedding import embed, projection
-from shardwright.engine_jax.layers.loss import summed_cross_entropy
-from shardwright.engine_jax.layers.mlp import feed_forward
-from shardwright.engine_jax.layers.norm import rms_norm
-from shardwright.engine_jax.layers.order import weight_first
-from shardwright.engine_jax.layers.rotary import Angles
+from shardwright.engine_jax.model.ends import at_the_end, embedded, logits_of
+from shardwright.engine_jax.model.interpreter import Interpreter
+from shardwright.engine_jax.model.prepared import prepare
 from shardwright.engine_jax.model.scan import Layer, scanned
-from shardwright.models.layers.decoder import AFTER_ATTENTION
-from shardwright.models.parts.architecture import Architecture, Stack
+from shardwright.models.layers.decoder import walk_of
 
 
 class Forward(NamedTuple):
@@ -53,10 +38,10 @@ class Forward(NamedTuple):
 
 
 class ThroughLayers(NamedTuple):
-    """The output of the last layer, a tied embedding that is in use already, and ``counts`` as in ``Forward``."""
+    """The output of the last layer, the weights of both ends that are in use already, and ``counts`` as in ``Forward``."""
 
     x_BLM: jax.Array
-    tied_VM: jax.Array | None
+    tied: InUse
     counts: Mapping[str, MoeCounts]
 
 
@@ -71,7 +56,8 @@ def forward(
 ) -> Forward:
     """Logits of every token, all at one time. Arguments: see ``through_layers``."""
     last = through_layers(params, batch, table, links, runs=runs, site=site)
-    return Forward(scores(last.x_BLM, params, last.tied_VM, table.architecture, at_the_end(links, site)), last.counts)
+    walk = walk_of(table.architecture)
+    return Forward(logits_of(last.x_BLM, params, last.tied, batch, walk, at_the_end(links, site)), last.counts)
 
 
 def through_layers(
@@ -89,26 +75,18 @@ def through_layers(
     ``tokens``, ``positions`` within a document and ``segments`` (0 is padding), all int32 BL. ``links``: see
     ``layer_io``. ``runs``: what layers keep for the backward pass; None: their inputs alone. ``site``: of the step and the microbatch, with the factors of all layers, which are stacked; None: no product is quantized.
     """
-    architecture: Architecture = table.architecture
-    rotation, mask = mask_of(batch["positions"], batch["segments"], architecture, links)
-    tokens, tied_VM = params["embedding.tokens"], None
-    if "logits.kernel" not in params and links.tied_once:
-        table_VM, tied_VM = links.use_twice("embedding.tokens", tokens)
-    else:
-        table_VM = links.use("embedding.tokens", tokens)
-    with of_component("embedding"):
-        x_BLM = embed(batch["tokens"], table_VM, links)
+    walk = walk_of(table.architecture)
+    prepared = prepare(batch, walk, links)
+    x_BLM, tied = embedded(batch, params, walk, links)
     counts: dict[str, MoeCounts] = {}
-    with_experts = any(stack.experts for stack in architecture.stacks)
-    valid_BL = valid_tokens(batch["segments"], links) if with_experts else None
 
-    def layer_of(stack: Stack, names: Mapping[str, str], run: range) -> Layer[MoeCounts | None]:
+    def layer_of(stack: LayerStack, names: Mapping[str, str], run: range) -> Layer[MoeCounts | None]:
         low = _low_of(links, names, run)
 
         def one_layer(x_BLM: jax.Array, layer: Params, site: Site | None) -> tuple[jax.Array, MoeCounts | None]:
             x_BLM = checkpoint_name(x_BLM, INPUT)
             own, weights = in_use(layer, names, low, site, links)
-            return computed_layer(x_BLM, valid_BL, weights, stack, architecture, rotation, mask, own)
+            return computed_layer(x_BLM, stack, prepared, weights, walk, own)
 
         return one_layer
 
@@ -120,8 +98,8 @@ def through_layers(
         run = next(run for run in runs if layers.start in run.layers)
         return partial(recomputed, run=run, num_layers=len(layers))
 
-    first, kept = 0, runs_of(table, "full") if runs is None else runs
-    for stack in architecture.stacks:
+    kept = runs_of(table, "full") if runs is None else runs
+    for stack in walk.program.stacks:
         names = table.names_in(stack.name)
         layers = {name: params[name] for name in names}
         own = [run for run in kept if run.stack == stack.name]
@@ -131,66 +109,13 @@ def through_layers(
             partial(layer_of, stack, names),
             x_BLM,
             layers,
-            partial(sites_of, first, names),
+            partial(sites_of, stack.first_layer, names),
             alike,
             partial(again_of, own),
         )
         if of_stack is not None:
             counts[stack.name] = of_stack
-        first += stack.num
-    return ThroughLayers(x_BLM, tied_VM, counts)
-
-
-def at_the_end(links: Links, site: Site | None) -> Links:
-    """The links of the products outside of layers."""
-    if site is None:
-        return links
-    return replace(links, low={name: replace(low, site=site) for name, low in links.low.items()})
-
-
-def scores(
-    x_BLM: jax.Array, params: Params, tied_VM: jax.Array | None, architecture: Architecture, links: Links
-) -> jax.Array:
-    """The logits, BLV, of the last layer's output. ``tied_VM``: a tied embedding that is in use already."""
-    x_BLM = _logits_input(x_BLM, params, architecture, links)
-    with of_component("logits"):
-        return embedding.scores(x_BLM, projection(params, tied_VM, links), links)
-
-
-def loss_of(
-    x_BLM: jax.Array,
-    params: Params,
-    tied_VM: jax.Array | None,
-    batch: Mapping[str, jax.Array],
-    architecture: Architecture,
-    links: Links,
-) -> jax.Array:
-    """The loss summed over a device's own valid tokens, of the last layer's output. ``batch``: with ``targets`` and ``valid``,
-    sharded as the input."""
-    x_BLM = _logits_input(x_BLM, params, architecture, links)
-    targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
-    valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
-    with of_component("logits"):
-        if "logits.kernel" in params:
-            kernel = params["logits.kernel"]
-            x_BLM, gradient = weight_first(x_BLM, gradient_of(kernel))
-            params = {**params, "logits.kernel": with_gradient(kernel, gradient)}
-        elif tied_VM is not None:
-            x_BLM, tied_VM = weight_first(x_BLM, tied_VM)
-        projected = projection(params, tied_VM, links)
-        if links.loss_chunks > 1:
-            return chunked_cross_entropy(x_BLM, projected, targets_BL, valid_BL, links)
-        logits_BLV = embedding.scores(x_BLM, projected, links)
-        return summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab.get("logits", ()))
-
-
-def _logits_input(x_BLM: jax.Array, params: Params, architecture: Architecture, links: Links) -> jax.Array:
-    """The output of the last layer, normed and resharded for the logits."""
-    final_norm = links.use("residual.final_norm", params["residual.final_norm"])
-    with of_component("residual"):
-        x_BLM = rms_norm(x_BLM, final_norm, architecture.norm_eps)
-    with of_component("logits"):
-        return links.move("residual.stream", "logits.input", x_BLM)
+    return ThroughLayers(x_BLM, tied, counts)
 
 
 def in_use(
@@ -222,31 +147,9 @@ def _of_layers(site: Site, low: Mapping[str, LowPrecision], first: int, run: ran
 
 
 def computed_layer(
-    x_BLM: jax.Array,
-    valid_BL: jax.Array | None,
-    weights: InUse,
-    stack: Stack,
-    architecture: Architecture,
-    rotation: Angles,
-    mask: AttentionMask,
-    links: Links,
+    x_BLM: jax.Array, stack: LayerStack, prepared: Sequence[Any], weights: InUse, walk: Walk, links: Links
 ) -> tuple[jax.Array, MoeCounts | None]:
-    """One layer of a stack. ``weights``: in use, by their names in the layer. ``valid_BL``: of a model with experts."""
-    eps = architecture.norm_eps
-    with of_component("residual"):
-        normed_BLM = rms_norm(x_BLM, weights["residual.attention_norm"], eps)
-    with of_component("attention"):
-        attended_BLM = attention(normed_BLM, weights, architecture, rotation, mask, links)
-    with of_component("residual"):
-        x_BLM = checkpoint_name(x_BLM + attended_BLM, AFTER_ATTENTION)
-        normed_BLM = rms_norm(x_BLM, weights["residual.feed_forward_norm"], eps)
-    if not stack.experts:
-        with of_component("mlp"):
-            return x_BLM + feed_forward(normed_BLM, weights, "mlp", links), None
-    assert architecture.experts is not None
-    assert valid_BL is not None
-    added_BLM, counts = experts_layer(normed_BLM, valid_BL, weights, architecture.experts, links)
-    if architecture.experts.shared_width:
-        with of_component("mlp"):
-            added_BLM = added_BLM + feed_forward(normed_BLM, weights, "shared", links)
-    return x_BLM + added_BLM, counts
+    """One layer of a stack. ``prepared``: of the batch; ``weights``: in use, by their names in the layer."""
+    interpreter = Interpreter(walk=walk, weights=weights, prepared=prepared, links=links)
+    values, counts = interpreter.run(walk.layers[stack.name], {stack.input: x_BLM})
+    return values[stack.output], counts

@@ -27,19 +27,19 @@ from shardwright.engine_jax.precision.random_bits import random_numbers
 
 
 def quantized_product(
-    dims: str, x: jax.Array, weight: jax.Array | Coded, what: str, low: LowPrecision, amaxes: Amaxes
+    dims: str, x: jax.Array, weight: jax.Array | Coded, dtype: jnp.dtype, low: LowPrecision, amaxes: Amaxes
 ) -> jax.Array:
     """``jnp.einsum(dims, x, weight)`` and the two products of its backward pass, as a recipe has them.
 
     ``dims``: those of tokens come first in ``x`` and in the result. Their last one has the blocks of the weight's gradient.
-    ``amaxes``: those of the input that are agreed on already.
+    ``dtype``: of the result. ``amaxes``: those of the input that are agreed on already.
     """
-    form, shape, dtype = _Form.of(dims), weight.shape, weight.dtype
+    form, shape, weight_dtype = _Form.of(dims), weight.shape, weight.dtype
     carrier = carrier_of(weight)
 
     def forward(x: jax.Array, weight: jax.Array | Coded, amaxes: Amaxes, site: Site) -> tuple[jax.Array, Amaxes]:
         y, amaxes = _multiplied("output", form.tokens_first(x), form.outputs_first(weight), low, amaxes, site)
-        y = y.reshape(*x.shape[: form.num_tokens], *form.sizes(shape, form.outputs)).astype(kept(what, x.dtype))
+        y = y.reshape(*x.shape[: form.num_tokens], *form.sizes(shape, form.outputs)).astype(dtype)
         return y, amaxes
 
     @jax.custom_vjp
@@ -61,7 +61,7 @@ def quantized_product(
         d_weight, _ = _multiplied("weight_gradient", *tokens_last, low, amaxes, site, contracted_dims=form.num_tokens)
         sizes = (*form.sizes(shape, form.inputs), *form.sizes(shape, form.outputs))
         in_order = [(form.inputs + form.outputs).index(dim) for dim in form.weight]
-        d_weight = d_weight.reshape(sizes).transpose(in_order).astype(dtype)
+        d_weight = d_weight.reshape(sizes).transpose(in_order).astype(weight_dtype)
         own: dict[Operand, jax.Array] = {"input": x, "output_gradient": cotangent}
         if not isinstance(weight, Coded):
             own["weight"] = weight

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import jax
@@ -21,26 +20,22 @@ import jax.numpy as jnp
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.table import ModelTable
 from shardwright.core.pipeline.program import StageProgram
-from shardwright.engine_jax.experts.moe import MoeCounts
+from shardwright.core.policies.policy import INPUT
+from shardwright.core.program.walk import Walk, weights_in
+from shardwright.engine_jax.experts.experts import MoeCounts
 from shardwright.engine_jax.io.layer_io import Links, Params, Ring, Site, index_of
 from shardwright.engine_jax.io.redistribute import passed_on
 from shardwright.engine_jax.io.scopes import of_branch, of_component, of_phase, of_tensor
+from shardwright.engine_jax.model.ends import at_the_end as at_the_end_of
+from shardwright.engine_jax.model.ends import embedded, loss_of
+from shardwright.engine_jax.model.prepared import prepare
 from shardwright.engine_jax.stages.branches import zeros_of
-from shardwright.engine_jax.stages.ends import (
-    EMBEDDING,
-    Ends,
-    FromInput,
-    embedded,
-    from_input,
-    loss_at_the_end,
-    low_at_the_end,
-    names_at_the_end,
-)
+from shardwright.engine_jax.stages.ends import Ends, low_at_the_end
 from shardwright.engine_jax.stages.gathered import kept_gathered, scattered_once
 from shardwright.engine_jax.stages.kept import Live, arrays_to_keep
-from shardwright.engine_jax.stages.passes import StackOfStages, backward_pass, forward_pass
+from shardwright.engine_jax.stages.passes import Prepared, StackOfStages, backward_pass, forward_pass
 from shardwright.engine_jax.stages.turns import EndTurns, Turn, no_turn, turns_of, turns_of_ends
-from shardwright.models.parts.architecture import Architecture
+from shardwright.models.layers.decoder import walk_of
 
 Arrays = Mapping[str, jax.Array]
 
@@ -80,10 +75,12 @@ def sums_of_stages(
     rank, at_rest = index_of(program.axes), weights
     weights, links = kept_gathered(weights, links)
     # Masks need collectives of their own, and are those of all stages of a device: they are made once.
-    given = jax.lax.map(lambda one: from_input(one, table.architecture, links), batch)
+    walk = walk_of(table.architecture)
+    with of_phase("forward"):
+        given = jax.lax.map(lambda one: prepare(one, walk, links), batch)
     device = _Device(
         program=program,
-        architecture=table.architecture,
+        walk=walk,
         links=links,
         ends=Ends.of(program, links, shared, rank),
         rank=rank,
@@ -128,7 +125,7 @@ def sums_of_stages(
         )
         gradients = device.into_the_embedding(cotangent_BLM, gradients, ends.embedding_gradient)
         counts = {name: _counted(sums.counts[name], more, forward, program) for name, more in out.counts.items()}
-        with of_component("residual"), of_tensor("residual.stream"):
+        with of_component("residual"), of_tensor(INPUT):
             with of_phase("forward"):
                 received_BLM = passed_on(out.x_BLM, ring)
             with of_phase("backward"):
@@ -147,7 +144,7 @@ class _Device:
     """What a device has in a step: its weights at rest, and of each microbatch its rows and what follows from them."""
 
     program: StageProgram
-    architecture: Architecture
+    walk: Walk
     links: Links
     ends: Ends
     rank: jax.Array | int
@@ -155,7 +152,7 @@ class _Device:
     buffers: Params
     batch: Arrays
     site: Site | None
-    given: FromInput
+    given: Prepared
     stacks: Sequence[StackOfStages]
 
     @property
@@ -165,7 +162,7 @@ class _Device:
     def rows_of(self, turn: Turn) -> Arrays:
         return _of_microbatch(self.batch, turn.microbatch)
 
-    def given_of(self, turn: Turn) -> FromInput:
+    def given_of(self, turn: Turn) -> Prepared:
         return _of_microbatch(self.given, turn.microbatch)
 
     def site_of(self, turn: Turn) -> Site | None:
@@ -176,12 +173,20 @@ class _Device:
         """Of delayed scales, those of all of the device's layers and of the logits."""
         return {} if self.site is None else self.site.factors
 
+    @property
+    def embedding_at_rest(self) -> Params:
+        return {name: self.weights[name] for name in weights_in(self.walk.before)}
+
+    def embedded(self, batch: Arrays, at_rest: Params) -> jax.Array:
+        """The input of the first layer. ``at_rest``: the weights that make it."""
+        return embedded(batch, at_rest, self.walk, self.ends.links["E"], twice=False).x_BLM
+
     def stage_input(self, received_BLM: jax.Array, turn: Turn) -> jax.Array:
         """What the stage before has sent, or in the first stage the embedding. ``turn``: of the embedding."""
 
         def embedding(received_BLM: jax.Array) -> jax.Array:
             with of_phase("forward"):
-                x_BLM = embedded(self.rows_of(turn)["tokens"], self.weights[EMBEDDING], self.ends.links["E"])
+                x_BLM = self.embedded(self.rows_of(turn), self.embedding_at_rest)
             return self.ends.where_it_is("E", x_BLM, received_BLM)
 
         with of_branch(self.program.embedding):
@@ -195,14 +200,14 @@ class _Device:
         sent, and 0 is added. ``before``: gradients and amaxes. ``turn``: of the logits."""
         gradients, amaxes = before
         links = self.ends.links["L"]
-        names, low = names_at_the_end(self.weights), low_at_the_end(self.weights, links)
+        names, low = weights_in(self.walk.after), low_at_the_end(self.walk, links)
         own = {name: gradients[name] for name in names}
         largest = {name: amaxes[name] for name in sorted({*low.delayed.values()} if low else ())}
         site = self.site_of(turn)
 
         def summed(x_BLM: jax.Array, at_the_end: Params, factors: Params) -> jax.Array:
             here = None if site is None else site._replace(factors=factors)
-            return loss_at_the_end(x_BLM, at_the_end, self.rows_of(turn), self.architecture, links, here)
+            return loss_of(x_BLM, at_the_end, {}, self.rows_of(turn), self.walk, at_the_end_of(links, here))
 
         def at_the_end(x_BLM: jax.Array) -> tuple[jax.Array, jax.Array, Params, Params]:
             x_BLM = self.ends.to_all("L", x_BLM, "forward")
@@ -223,26 +228,24 @@ class _Device:
     def into_the_embedding(self, cotangent_BLM: jax.Array, gradients: Params, turn: Turn) -> Params:
         """The gradients, in the first stage with that of the embedding added. ``cotangent_BLM``: of the stage's input. ``turn``: of the
         embedding's backward pass."""
-        links = self.ends.links["E"]
 
-        def added(total_VM: jax.Array) -> jax.Array:
+        def added(total: Params) -> Params:
             of_output_BLM = self.ends.to_all("E", cotangent_BLM, "backward")
             with of_phase("recompute"):
-                tokens_BL = self.rows_of(turn)["tokens"]
-                _, pull = jax.vjp(lambda at_rest: embedded(tokens_BL, at_rest, links), self.weights[EMBEDDING])
-            return total_VM + pull(of_output_BLM)[0]
+                batch = self.rows_of(turn)
+                _, pull = jax.vjp(lambda at_rest: self.embedded(batch, at_rest), self.embedding_at_rest)
+            (more,) = pull(of_output_BLM)
+            return {name: total[name] + more[name] for name in total}
 
+        own = {name: gradients[name] for name in self.embedding_at_rest}
         with of_branch(self.program.embedding):
-            total_VM = jax.lax.cond(turn.active, added, lambda total_VM: total_VM, gradients[EMBEDDING])
-        return {**gradients, EMBEDDING: total_VM}
+            total = jax.lax.cond(turn.active, added, lambda total: total, own)
+        return {**gradients, **total}
 
     def before_the_first_tick(self) -> Carry:
         """Zeros in the place of all that a tick carries."""
         batch, given = _of_microbatch((self.batch, self.given), 0)
-        links = self.ends.links["E"]
-        x_BLM = zeros_of(
-            jax.eval_shape(lambda at_rest: embedded(batch["tokens"], at_rest, links), self.weights[EMBEDDING])
-        )
+        x_BLM = zeros_of(jax.eval_shape(partial(self.embedded, batch), self.embedding_at_rest))
         return Carry(
             received_BLM=x_BLM,
             received_cotangent_BLM=x_BLM,
@@ -257,7 +260,7 @@ class _Device:
             ),
         )
 
-    def no_live(self, x_BLM: jax.Array, given: FromInput) -> Live:
+    def no_live(self, x_BLM: jax.Array, given: Prepared) -> Live:
         """Zeros for all slots."""
         slots = self.program.ticks.slots
         kept = {
@@ -269,7 +272,7 @@ class _Device:
         return Live(jnp.zeros((slots, self.program.layers, *x_BLM.shape), x_BLM.dtype), kept)
 
     def arrays_of(
-        self, one: StackOfStages, x_BLM: jax.Array, given: FromInput
+        self, one: StackOfStages, x_BLM: jax.Array, given: Prepared
     ) -> Sequence[jax.Array | jax.ShapeDtypeStruct]:
         """The arrays that a layer of a stack keeps besides its input."""
         if not one.keeps_more:
@@ -288,9 +291,8 @@ def _of_microbatch(tree: Any, number: jax.Array | int) -> Any:
 
 
 def _stacks(program: StageProgram, table: ModelTable, links: Links, rank: jax.Array | int) -> Sequence[StackOfStages]:
-    stacks = {stack.name: stack for stack in table.architecture.stacks}
-    before = accumulate((stack.num for stack in table.architecture.stacks), initial=0)
-    first_layers = dict(zip(stacks, before, strict=False))
+    walk = walk_of(table.architecture)
+    stacks = {stack.name: stack for stack in walk.program.stacks}
     return [
         StackOfStages(
             stack=stacks[rows.name],
@@ -298,8 +300,7 @@ def _stacks(program: StageProgram, table: ModelTable, links: Links, rank: jax.Ar
             names=table.names_in(rows.name),
             counts_C=jnp.asarray(rows.counts(program.ranks), jnp.int32)[rank],
             firsts_C=jnp.asarray(rows.firsts(program.ranks), jnp.int32)[rank],
-            first_layer=first_layers[rows.name],
-            architecture=table.architecture,
+            walk=walk,
             links=links,
         )
         for rows in program.stacks
@@ -307,7 +308,7 @@ def _stacks(program: StageProgram, table: ModelTable, links: Links, rank: jax.Ar
 
 
 def _no_counts(
-    x_BLM: jax.Array, given: FromInput, params: Params, site: Site | None, stacks: Sequence[StackOfStages]
+    x_BLM: jax.Array, given: Prepared, params: Params, site: Site | None, stacks: Sequence[StackOfStages]
 ) -> Mapping[str, MoeCounts]:
     """Zeros for the counts of each stack with experts, with the rows of all of a device's chunks along the leading dim."""
     found = {}

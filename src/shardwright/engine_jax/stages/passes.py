@@ -17,33 +17,34 @@ import jax
 import jax.numpy as jnp
 
 from shardwright.core.pipeline.program import LayerRun, StackRows
-from shardwright.engine_jax.experts.moe import MoeCounts
+from shardwright.core.program.program import LayerStack
+from shardwright.core.program.walk import Walk
+from shardwright.engine_jax.experts.experts import MoeCounts
 from shardwright.engine_jax.io.layer_io import Links, LowPrecision, Params, Site
 from shardwright.engine_jax.io.recomputation import recomputed
 from shardwright.engine_jax.io.scopes import of_phase
 from shardwright.engine_jax.model.forward import computed_layer, in_use
 from shardwright.engine_jax.stages.branches import computed_or_waited, zeros_of
-from shardwright.engine_jax.stages.ends import FromInput
 from shardwright.engine_jax.stages.kept import Live, Places, Pull, arrays_to_keep, kept_places, with_kept
 from shardwright.engine_jax.stages.turns import Turn
-from shardwright.models.parts.architecture import Architecture, Stack
 
 Out = TypeVar("Out")
+Prepared = Sequence[Any]
+"""What is made of a microbatch once, for all layers (``model/prepared.py``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackOfStages:
     """A stack as a device has it: ``rows.padded.most`` rows for each of its chunks. ``names``: in a layer, by those of the table.
     ``counts_C``: the layers of each of the device's chunks; the other rows are padding. ``firsts_C``: the number in the stack of the
-    first one. ``first_layer``: the number in the model of the stack's first layer."""
+    first one."""
 
-    stack: Stack
+    stack: LayerStack
     rows: StackRows
     names: Mapping[str, str]
     counts_C: jax.Array
     firsts_C: jax.Array
-    first_layer: int
-    architecture: Architecture
+    walk: Walk
     links: Links
 
     @property
@@ -69,7 +70,7 @@ class StackOfStages:
             return None
         factors = sorted({name for low in self.low_in(run).values() for name in low.delayed.values()})
         return site._replace(
-            layer=self.first_layer + self.firsts_C[turn.chunk] + number,
+            layer=self.stack.first_layer + self.firsts_C[turn.chunk] + number,
             factors={name: _row_of(site.factors[name], self, turn, number) for name in factors},
         )
 
@@ -90,16 +91,14 @@ class StackOfStages:
         return computed_or_waited(here, compute, wait, x_BLM, run.share, permutes=permutes)
 
     def layer(
-        self, x_BLM: jax.Array, at_rest: Params, given: FromInput, run: LayerRun, site: Site | None
+        self, x_BLM: jax.Array, at_rest: Params, given: Prepared, run: LayerRun, site: Site | None
     ) -> tuple[jax.Array, MoeCounts | None]:
         """A layer of a run of the stack. ``site``: where it is."""
         links, weights = in_use(at_rest, self.names, self.low_in(run), site, self.links)
-        return computed_layer(
-            x_BLM, given.valid_BL, weights, self.stack, self.architecture, given.rotation, given.mask, links
-        )
+        return computed_layer(x_BLM, self.stack, given, weights, self.walk, links)
 
     def differentiated(
-        self, x_BLM: jax.Array, weights: Params, frozen: Params, given: FromInput, run: LayerRun, site: Site | None
+        self, x_BLM: jax.Array, weights: Params, frozen: Params, given: Prepared, run: LayerRun, site: Site | None
     ) -> tuple[jax.Array, MoeCounts | None, Pull]:
         """A layer, and its backward pass: from the cotangent of its output to those of its input, its weights and its factors."""
 
@@ -123,7 +122,7 @@ class StackOfStages:
         x_BLM: jax.Array | jax.ShapeDtypeStruct,
         weights: Params,
         frozen: Params,
-        given: FromInput,
+        given: Prepared,
         run: LayerRun,
         site: Site | None,
     ) -> Places:
@@ -145,7 +144,7 @@ class Forward(NamedTuple):
 def forward_pass(
     x_BLM: jax.Array,
     turn: Turn,
-    given: FromInput,
+    given: Prepared,
     weights: Params,
     buffers: Params,
     site: Site | None,
@@ -211,7 +210,7 @@ class Backward(NamedTuple):
 def backward_pass(
     cotangent_BLM: jax.Array,
     turn: Turn,
-    given: FromInput,
+    given: Prepared,
     weights: Params,
     buffers: Params,
     site: Site | None,

@@ -24,8 +24,8 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.recipes.random_bits import words_of
 from shardwright.core.resolution.token_hops import may_overflow
 from shardwright.engine_jax.attention.kernels import backend_of
-from shardwright.engine_jax.experts.moe import MoeCounts
-from shardwright.engine_jax.experts.routing import updated_bias
+from shardwright.engine_jax.experts.experts import MoeCounts
+from shardwright.engine_jax.experts.route import updated_bias
 from shardwright.engine_jax.io.dtypes import computed
 from shardwright.engine_jax.io.layer_io import Links, Site, WithGradient
 from shardwright.engine_jax.io.mesh import product_device
@@ -33,11 +33,13 @@ from shardwright.engine_jax.lowering.links import links_of
 from shardwright.engine_jax.lowering.resting import resting, resting_specs
 from shardwright.engine_jax.lowering.shardings import named_sharding, partition_spec, weight_shardings
 from shardwright.engine_jax.lowering.updates import gathered_parts, gradients_apart, own_parts, reduced
-from shardwright.engine_jax.model.forward import at_the_end, loss_of, through_layers
+from shardwright.engine_jax.model.ends import at_the_end, loss_of
+from shardwright.engine_jax.model.forward import through_layers
 from shardwright.engine_jax.precision.delayed import factors_of, reduced_amaxes, updated
 from shardwright.engine_jax.stages.loop import sums_of_stages
 from shardwright.engine_jax.training.optimizer import apply_gradients
 from shardwright.engine_jax.training.state import Leaf, State, abstract_state, rounded
+from shardwright.models.layers.decoder import walk_of
 from shardwright.models.layers.ends import BATCH_FIELDS
 from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names, frozen_names, stacked_names
 
@@ -189,8 +191,8 @@ def _of_microbatches(plan: Plan, links: Links, seed: int) -> SumsOf:
         apart = {name: WithGradient(buffers[name], one) for name, one in weights.items() if name in buffers}
         params = {**weights, **buffers, **apart}
         last = through_layers(params, batch, request.table, links, runs=runs, site=site)
-        architecture, ends = request.table.architecture, at_the_end(links, site)
-        return loss_of(last.x_BLM, params, last.tied_VM, batch, architecture, ends), last.counts
+        walk, ends = walk_of(request.table.architecture), at_the_end(links, site)
+        return loss_of(last.x_BLM, params, last.tied, batch, walk, ends), last.counts
 
     # Traced once, though it is called twice with microbatches. Inlined, so that it does not change the program.
     loss_and_gradient = jax.jit(jax.value_and_grad(summed_loss, argnums=(0, 1), has_aux=True), inline=True)

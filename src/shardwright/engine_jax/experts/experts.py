@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from shardwright.core.program.walk import ExpertGroup
 from shardwright.core.quantization.dispatch import SentRows
 from shardwright.engine_jax.experts.exchange import (
     Exchange,
@@ -28,7 +29,6 @@ from shardwright.engine_jax.experts.grouped import grouped_swiglu
 from shardwright.engine_jax.experts.grouped_blocks import Matrices
 from shardwright.engine_jax.experts.grouped_low import quantized_swiglu
 from shardwright.engine_jax.experts.nodes import Tokens, by_way_of_nodes
-from shardwright.engine_jax.experts.routing import route
 from shardwright.engine_jax.experts.rows import (
     combine_rows,
     count_by_expert,
@@ -38,10 +38,8 @@ from shardwright.engine_jax.experts.rows import (
     within,
 )
 from shardwright.engine_jax.io.dtypes import kept as kept_in
-from shardwright.engine_jax.io.layer_io import ExpertLinks, InUse, Links, LowPrecision, index_of, size_of
+from shardwright.engine_jax.io.layer_io import ExpertLinks, LowPrecision, index_of, size_of
 from shardwright.engine_jax.io.scopes import of_component, of_tensor
-from shardwright.models.layers.ends import NO_DOCUMENT
-from shardwright.models.parts.architecture import Experts
 
 
 class MoeCounts(NamedTuple):
@@ -57,54 +55,43 @@ class MoeCounts(NamedTuple):
     overflow: jax.Array
 
 
-def valid_tokens(segments_BL: jax.Array, links: Links) -> jax.Array:
-    """Which tokens are not padding, BL, sharded as the router's input. ``segments_BL``: sharded as the input."""
-    return links.move("input.segments", "router.valid", segments_BL) != NO_DOCUMENT
-
-
-def experts_layer(
-    x_BLM: jax.Array, valid_BL: jax.Array, weights: InUse, experts: Experts, links: Links
+def through_experts(
+    x_BTM: jax.Array,
+    experts_BTK: jax.Array,
+    weights_BTK: jax.Array,
+    matrices: Matrices,
+    group: ExpertGroup,
+    links: ExpertLinks,
+    low: Mapping[str, LowPrecision],
 ) -> tuple[jax.Array, MoeCounts]:
-    """What the routed experts add to the residual stream, BLM. ``x_BLM``: the normalized stream; ``valid_BL``: ``valid_tokens``.
+    """The sum of each token's experts, BTM, and what is counted. ``group``: what is done, under which names; ``low``: by the names of weights.
 
     If the layout sets a buffer smaller than the most rows that a device can receive, assignments beyond its capacity
     contribute nothing and are counted.
     """
-    among = links.experts
-    assert among is not None
-    x_BLM = links.move("residual.stream", "router.input", x_BLM)
-    with of_component("router"):
-        routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
-    valid_experts_BLK = jnp.where(valid_BL[..., None], routing.experts_BLK, experts.num)
-
-    x_BTM = links.move("router.input", "router.grouped", x_BLM)
-    experts_BTK = links.move("router.experts", "router.grouped_experts", valid_experts_BLK)
-    weights_BTK = links.move("router.chosen", "router.weights", routing.weights_BLK)
-    with of_component("router"):
-        kept_BTK = within_capacity(experts_BTK, experts, among)
-    dropped = jnp.sum((experts_BTK < experts.num) & ~kept_BTK, dtype=jnp.int32)
-    matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
-    kept_experts_BTK = jnp.where(kept_BTK, experts_BTK, experts.num)
-    with of_component("moe"):
-        out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, among, links.low)
-    out_BLM = links.move("router.combined", "router.output", out_BTM)
-    counts = MoeCounts(count_by_expert(experts_BTK, experts.num), dropped, overflow)
-    return links.move("router.output", "residual.stream", out_BLM), counts
+    num = group.num_experts
+    with of_component(group.output.component):
+        kept_BTK = within_capacity(experts_BTK, num, links)
+    dropped = jnp.sum((experts_BTK < num) & ~kept_BTK, dtype=jnp.int32)
+    kept_experts_BTK = jnp.where(kept_BTK, experts_BTK, num)
+    with of_component(group.down.output.component):
+        out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, group, links, low)
+    return out_BTM, MoeCounts(count_by_expert(experts_BTK, num), dropped, overflow)
 
 
-def within_capacity(experts_BTK: jax.Array, experts: Experts, links: ExpertLinks) -> jax.Array:
-    """Which assignments are within their experts' capacity, BTK. ``experts_BTK`` is ``experts.num`` for padding tokens.
+def within_capacity(experts_BTK: jax.Array, num: int, links: ExpertLinks) -> jax.Array:
+    """Which assignments are within their experts' capacity, BTK. ``experts_BTK`` is ``num``, of all experts, for padding tokens.
 
     An expert keeps the first assignments of a row, up to its capacity. They are counted over the full row in the order of the
     text. So neither the devices that share a row nor the order of its chunks changes which assignments are dropped.
     """
     B, T, _ = experts_BTK.shape
-    valid_BTK, devices, capacity = experts_BTK < experts.num, size_of(links.row), links.traffic.capacity
+    valid_BTK, devices, capacity = experts_BTK < num, size_of(links.row), links.traffic.capacity
     if capacity is None:
         return valid_BTK
     own = len(links.tiles) // devices
-    of_token_BTE = jnp.sum(one_hot(experts_BTK, experts.num), axis=2, dtype=jnp.int32)
-    of_token_BISE = of_token_BTE.reshape(B, own, T // own, experts.num)
+    of_token_BTE = jnp.sum(one_hot(experts_BTK, num), axis=2, dtype=jnp.int32)
+    of_token_BISE = of_token_BTE.reshape(B, own, T // own, num)
     of_tile_BIE = jnp.sum(of_token_BISE, axis=2)
     of_all_BJE = jax.lax.all_gather(of_tile_BIE, links.row, axis=1, tiled=True) if links.row else of_tile_BIE
     tile_J = jnp.asarray(links.tiles, jnp.int32)
@@ -112,8 +99,8 @@ def within_capacity(experts_BTK: jax.Array, experts: Experts, links: ExpertLinks
     earlier_IJ = tile_J[None] < tile_I[:, None]
     before_BIE = jnp.sum(jnp.where(earlier_IJ[None, :, :, None], of_all_BJE[:, None], 0), axis=2, dtype=jnp.int32)
     place_BISE = jnp.cumsum(of_token_BISE, axis=2) - of_token_BISE + before_BIE[:, :, None]
-    full_BTE = place_BISE.reshape(B, T, experts.num) >= capacity
-    return valid_BTK & ~jnp.any(one_hot(experts_BTK, experts.num) & full_BTE[:, :, None], axis=-1)
+    full_BTE = place_BISE.reshape(B, T, num) >= capacity
+    return valid_BTK & ~jnp.any(one_hot(experts_BTK, num) & full_BTE[:, :, None], axis=-1)
 
 
 def _expert_outputs(
@@ -121,7 +108,7 @@ def _expert_outputs(
     kept_experts_BTK: jax.Array,
     weights_BTK: jax.Array,
     matrices: Matrices,
-    experts: Experts,
+    group: ExpertGroup,
     links: ExpertLinks,
     low: Mapping[str, LowPrecision],
 ) -> tuple[jax.Array, jax.Array]:
@@ -141,14 +128,14 @@ def _expert_outputs(
     sent = links.sent.in_layer(low)
 
     def outputs(tokens: Tokens, experts: int) -> tuple[jax.Array, jax.Array]:
-        out_XM, overflow = _outputs_of(tokens, experts, matrices, links, sent, low)
+        out_XM, overflow = _outputs_of(tokens, experts, matrices, group, links, sent, low)
         return out_XM.astype(kept_in("combined", x_BTM.dtype)), overflow
 
     if len(links.hops) > 1:
-        out_XM, overflow = by_way_of_nodes(tokens, experts.num, links.hops[0], sent.tokens, outputs)
+        out_XM, overflow = by_way_of_nodes(tokens, group.num_experts, links.hops[0], sent.tokens, outputs, group)
     else:
-        out_XM, overflow = outputs(tokens, experts.num)
-    with of_tensor("router.combined"):
+        out_XM, overflow = outputs(tokens, group.num_experts)
+    with of_tensor(group.output.name):
         return jnp.reshape(reduce_scattered(out_XM, links.ring), (B, T, M)), overflow
 
 
@@ -156,6 +143,7 @@ def _outputs_of(
     tokens: Tokens,
     experts: int,
     matrices: Matrices,
+    group: ExpertGroup,
     links: ExpertLinks,
     sent: SentRows,
     low: Mapping[str, LowPrecision],
@@ -163,16 +151,16 @@ def _outputs_of(
     """The sums of tokens' outputs by the ``experts`` of a ring, or of the devices of the last hop; and the overflow."""
     own, hop, buffer_rows = matrices.gate_EMF.shape[0], links.hops[-1], links.buffer_rows
     alone = links.ring is not None or not links.axes
-    with of_tensor("router.grouped"):
+    with of_tensor(group.tokens.name):
         x_XM = gathered(tokens.x_XM, links.ring, sent.tokens if alone else None)
-    with of_tensor("router.weights"):
+    with of_tensor(group.weights.name):
         weights_XK = gathered(tokens.weights_XK, links.ring)
     # The experts that assignments are sorted by: this device's own in a ring, otherwise all.
-    group, first = (own, index_of(links.axes) * own) if links.ring else (experts, 0)
-    with of_tensor("router.grouped_experts"):
+    num, first = (own, index_of(links.axes) * own) if links.ring else (experts, 0)
+    with of_tensor(group.experts.name):
         own_experts_X = jnp.subtract(gathered(tokens.experts_XK.reshape(-1), links.ring), first)
-    expert_N = jnp.where((own_experts_X >= 0) & (own_experts_X < group), own_experts_X, group)
-    order = sort_by_expert(expert_N, group)
+    expert_N = jnp.where((own_experts_X >= 0) & (own_experts_X < num), own_experts_X, num)
+    order = sort_by_expert(expert_N, num)
     exchange = Exchange(
         axes=() if links.ring else hop.axes,
         rows=expert_N.shape[0] if links.ring else hop.rows,
@@ -181,23 +169,26 @@ def _outputs_of(
     )
     sizes_E, beyond = within(order.sizes_E, exchange.rows) if len(links.hops) > 1 else (order.sizes_E, 0)
     routes = routes_of(sizes_E, exchange)
+    rows, sent_rows, outputs = group.dispatch.output.name, group.sent.output.name, group.down.output.name
+    hidden = (group.gate.output.name, group.up.output.name)
 
     def swiglu(rows_RM: Any) -> jax.Array:
-        if any(f"moe.{name}" in low for name in ("gate", "up", "down")):
-            return quantized_swiglu(rows_RM, matrices, routes.sizes_E, links.products.rows, low)
-        return grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products)
+        quantized = [low.get(product.weights[0].name) for product in group.products]
+        if any(one is not None for one in quantized):
+            return quantized_swiglu(rows_RM, matrices, routes.sizes_E, links.products.rows, quantized, hidden)
+        return grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products, hidden)
 
     if exchange.axes:
-        with of_tensor("router.grouped"):
-            rows_NM = checkpoint_name(dispatch_rows(x_XM, order, exchange.rows, exchange.rows), "router.dispatched")
-            rows_RM = checkpoint_name(to_experts(rows_NM, routes, exchange, sent.tokens), "moe.dispatched")
-        y_RM = checkpoint_name(swiglu(rows_RM), "moe.output")
-        with of_tensor("router.combined"):
-            y_NM = checkpoint_name(from_experts(y_RM, routes, exchange, sent.cotangents), "router.returned")
+        with of_tensor(group.tokens.name):
+            rows_NM = checkpoint_name(dispatch_rows(x_XM, order, exchange.rows, exchange.rows), rows)
+            rows_RM = checkpoint_name(to_experts(rows_NM, routes, exchange, sent.tokens), sent_rows)
+        y_RM = checkpoint_name(swiglu(rows_RM), outputs)
+        with of_tensor(group.output.name):
+            y_NM = checkpoint_name(from_experts(y_RM, routes, exchange, sent.cotangents), group.returned.output.name)
         out_XM = combine_rows(y_NM, weights_XK, order, exchange.rows)
     else:
         num_rows = jnp.sum(routes.sizes_E)
-        rows_RM = checkpoint_name(dispatch_rows(x_XM, order, num_rows, buffer_rows), "moe.dispatched")
-        y_RM = checkpoint_name(with_quantized_cotangent(swiglu(rows_RM), sent.cotangents), "moe.output")
+        rows_RM = checkpoint_name(dispatch_rows(x_XM, order, num_rows, buffer_rows), sent_rows)
+        y_RM = checkpoint_name(with_quantized_cotangent(swiglu(rows_RM), sent.cotangents), outputs)
         out_XM = combine_rows(y_RM, weights_XK, order, num_rows)
     return out_XM, routes.overflow + beyond
