@@ -10,9 +10,9 @@ import pytest
 from shardwright.core.pipeline.program import stage_program
 from shardwright.core.plan.memory import kept_runs, saved_by_layers
 from shardwright.engine_jax.io.mesh import device_mesh
-from shardwright.engine_jax.stages.ends import FromInput
 from shardwright.engine_jax.stages.kept import Live
 from shardwright.engine_jax.stages.loop import _Device
+from shardwright.engine_jax.stages.passes import Prepared
 from shardwright.engine_jax.training.state import abstract_state
 from shardwright.engine_jax.training.step import abstract_batch, train_step
 from tests.engine_jax.program import (
@@ -93,7 +93,7 @@ def test_live_microbatches_keep_what_is_planned(case: Case, monkeypatch: pytest.
     """In arrays with a place for each slot and layer."""
     plain, kept = _Device.no_live, []
 
-    def no_live(device: _Device, x_BLM: jax.Array, given: FromInput) -> Live:
+    def no_live(device: _Device, x_BLM: jax.Array, given: Prepared) -> Live:
         live = plain(device, x_BLM, given)
         kept.append(sum(array.nbytes for array in jax.tree.leaves(live)))
         return live
