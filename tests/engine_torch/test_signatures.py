@@ -23,6 +23,8 @@ from shardwright.engine_torch.modules import (
     Linear,
     RMSNorm,
     autocast,
+    fp8_autocast,
+    fp8_model_init,
 )
 from shardwright.engine_torch.modules.parts.activations import ACTIVATIONS
 from shardwright.engine_torch.modules.parts.arguments import UNUSED
@@ -222,6 +224,14 @@ def test_autocast_gives_modules_their_recipe_and_holds_them_to_it() -> None:
     layer(torch.ones(2, 32))
     high(torch.ones(2, 32))
     with pytest.raises(InputError, match="calibrating=True is Transformer Engine's"), autocast(calibrating=True):
+        pass
+
+
+def test_the_earlier_names_of_contexts_mean_the_same() -> None:
+    with fp8_autocast(True, False, "mxfp8"), fp8_model_init():
+        layer = Linear(32, 32)
+    assert (layer.recipe, layer.primary_weights) == (preset("mxfp8"), "codes")
+    with pytest.raises(InputError, match="fp8_autocast: calibrating=True is"), fp8_autocast(calibrating=True):
         pass
     with autocast():
         assert Linear(8, 8).recipe == preset("fp8-delayed")

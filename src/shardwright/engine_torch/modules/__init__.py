@@ -18,7 +18,7 @@ parts/              what these are made of
 
 from shardwright.engine_torch.modules.attention.dot_product import DotProductAttention
 from shardwright.engine_torch.modules.attention.rotary import RotaryPositionEmbedding, apply_rotary_pos_emb
-from shardwright.engine_torch.modules.codes.initialization import quantized_model_init
+from shardwright.engine_torch.modules.codes.initialization import fp8_model_init, quantized_model_init
 from shardwright.engine_torch.modules.codes.main_weights import keep_main_weights
 from shardwright.engine_torch.modules.codes.published import load_published_weights, published_weights
 from shardwright.engine_torch.modules.embedding import Embedding
@@ -27,7 +27,7 @@ from shardwright.engine_torch.modules.linear import Linear
 from shardwright.engine_torch.modules.multihead import MultiheadAttention
 from shardwright.engine_torch.modules.norm import LayerNorm, RMSNorm
 from shardwright.engine_torch.modules.normed import LayerNormLinear, LayerNormMLP
-from shardwright.engine_torch.modules.parts.autocasting import autocast
+from shardwright.engine_torch.modules.parts.autocasting import autocast, fp8_autocast
 from shardwright.engine_torch.modules.parts.fused import from_transformer_engine, to_transformer_engine
 from shardwright.engine_torch.modules.scales import update_scales
 from shardwright.engine_torch.modules.transformer import TransformerLayer
@@ -46,6 +46,8 @@ __all__ = [
     "TransformerLayer",
     "apply_rotary_pos_emb",
     "autocast",
+    "fp8_autocast",
+    "fp8_model_init",
     "from_transformer_engine",
     "keep_main_weights",
     "load_published_weights",

@@ -61,6 +61,10 @@ def quantized_model_init(
         _CURRENT.reset(before)
 
 
+fp8_model_init = quantized_model_init
+"""``quantized_model_init`` under the name that Transformer Engine had before it."""
+
+
 def require_primary(primary_weights: object, label: str) -> None:
     if primary_weights not in (None, "codes"):
         raise InputError(f"{label}: primary_weights is {primary_weights!r}; it must be 'codes' or None.")

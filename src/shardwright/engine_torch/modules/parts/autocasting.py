@@ -1,8 +1,8 @@
-"""``autocast``: the recipe of modules that are constructed inside of it, and that which modules called inside of it must have."""
+"""``autocast``, and ``fp8_autocast``, as it was called before: the recipe of modules that are constructed inside of it, and that which modules called inside of it must have."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,10 +43,33 @@ def autocast(
     >>> layer.recipe.name
     'mxfp8'
     """
-    for name, value in (("calibrating", calibrating), ("amax_reduction_group", amax_reduction_group)):
+    _refuse("autocast", {"calibrating": calibrating, "amax_reduction_group": amax_reduction_group})
+    with _inside(enabled, recipe):
+        yield
+
+
+@contextmanager
+def fp8_autocast(
+    enabled: bool = True,
+    calibrating: bool = False,
+    fp8_recipe: object = None,
+    fp8_group: dist.ProcessGroup | None = None,
+) -> Iterator[None]:
+    """``autocast`` under the name and with the arguments that Transformer Engine had before it."""
+    _refuse("fp8_autocast", {"calibrating": calibrating, "fp8_group": fp8_group})
+    with _inside(enabled, fp8_recipe):
+        yield
+
+
+def _refuse(context: str, arguments: Mapping[str, object]) -> None:
+    for name, value in arguments.items():
         if value:
-            fix = "give amax_group to the modules" if name == "amax_reduction_group" else "leave it out"
-            raise InputError(f"autocast: {name}={value!r} is Transformer Engine's, and is not done here: {fix}.")
+            fix = "leave it out" if name == "calibrating" else "give amax_group to the modules"
+            raise InputError(f"{context}: {name}={value!r} is Transformer Engine's, and is not done here: {fix}.")
+
+
+@contextmanager
+def _inside(enabled: bool, recipe: object) -> Iterator[None]:
     before = (_INSIDE.active, _INSIDE.recipe)
     _INSIDE.active, _INSIDE.recipe = True, recipe_of("fp8-delayed" if recipe is None else recipe) if enabled else None
     try:
