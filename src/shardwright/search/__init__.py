@@ -1,7 +1,10 @@
 """Which layout a model has on a machine: the fastest of all, of a few where nobody says one, or of those near to one. docs/search.md is its page.
 
 defaults.py    the fastest of a few that is valid and fits, where nobody says a layout
+nodes.py       sets of candidates
 solving.py     bounds and solutions of a candidate
+staged.py      bounds of candidates in stages
+pipelines.py   what a pipeline takes at least, by the costs of its units
 searching.py   the candidate of the least bound first, until nothing that is left can be faster
 answers.py     answers as plans: ranked, with what each loses by
 neighbours.py  what differs from a plan in one change, and is faster

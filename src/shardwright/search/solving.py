@@ -4,14 +4,16 @@ A node stands for all candidates that share what its text says. Its ``seconds`` 
 
 | node | its seconds are those of | below it are |
 |---|---|---|
-| kept | the step, or of stages a rank's share of all layers, as if all devices were of one node and nothing had to be recomputed | the policies that fit |
+| kept | the step, or of stages a rank's share of all layers, as if all devices were of one node and nothing had to be recomputed | the same with what fits |
+| held | the same, with the fewest microbatches with which anything fits; of stages whose weights are gathered once a step, or for each pass | the policies that fit |
 | links | the same with a policy, and the microbatches that it needs | the orders of axes |
-| stages | its stages with one microbatch, of which every rank computes its mean share and none waits | the numbers of microbatches |
-| microbatches | the same, with their number | the schedules and chunks of layers |
+| stages | its stages on their links, of which every rank computes its mean share and none waits | the numbers of microbatches |
+| microbatches | the same, with their number | the schedules and chunks of layers and of the loss |
+| schedule | its own stages, where a rank waits for those before it once | its choice |
 | choice | its own step, which fits | nothing |
 
 A node has a policy of recomputation that fits, and without stages the fewest microbatches and chunks of the loss with which it does: more of them
-never make a step faster by the plan's clock. A test prices every candidate of small models to hold that.
+never make a step faster by the plan's clock. A test prices every candidate of small models to hold that. Levels of stages are in ``staged.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import inf
-from typing import Literal
 
 from shardwright.core.checks import drafts
 from shardwright.core.findings.codes import TOO_LARGE
@@ -33,53 +34,14 @@ from shardwright.core.resolution.request import Request
 from shardwright.cost.advice import priced_request
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.stages import with_unit_costs
+from shardwright.search.nodes import EQUAL, NO_LIMIT, Node
 from shardwright.search.space.arrangements import Arrangement
 from shardwright.search.space.forms import form_named, layout_of, orders_of
-from shardwright.search.space.settings import (
-    Free,
-    Setting,
-    microbatches_in_stages,
-    microbatches_of,
-    plain_schedules,
-    schedules_of,
-    settings_of,
-)
-
-NO_LIMIT = 1 << 62
+from shardwright.search.space.settings import Free, Setting, microbatches_of, settings_of
+from shardwright.search.staged import Staged
 
 MOST_DIVIDED = 12
 """Nodes that a dive divides at most before it is given up."""
-
-EQUAL = 0.01
-"""Steps that differ by at most this share are equally fast: the clock is no finer. Of equal ones the smallest is the answer."""
-
-Level = Literal["kept", "links", "stages", "microbatches", "choice", "unfit"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """``bytes_per_device``: of a choice, whose step fits; of what is ``unfit``, and of level ``kept``, the least
-    that any candidate of the arrangement needs."""
-
-    arrangement: Arrangement
-    setting: Setting
-    level: Level
-    seconds: float
-    bytes_per_device: int = 0
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Orders nodes: the faster first, then the smaller; of equal ones always the same first."""
-        return (self.seconds, self.level != "choice", self.bytes_per_device, self.text)
-
-    @property
-    def text(self) -> str:
-        return f"{self.level} of {self.arrangement.key} {self.setting.text}".rstrip()
-
-    @property
-    def ranks(self) -> int:
-        """Of a pipeline; 1 without stages."""
-        return self.arrangement.sizes.get("stage", 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,27 +80,32 @@ class Solver:
 
     def below(self, node: Node) -> tuple[Node, ...]:
         """The nodes of which one has all candidates of this one that fit; none where none fits."""
-        match node.level:
-            case "kept":
+        match node.level, node.ranks > 1:
+            case "kept", True:
+                return tuple(self._staged.held(node))
+            case "kept", False:
+                return tuple(self._held(node))
+            case "held", True:
+                return tuple(self._staged.links(node))
+            case "held", False:
                 tried = [
                     replace(node, level="links", setting=setting, bytes_per_device=held)
                     for held, setting in self._fitting_settings(node)
                 ]
-                seconds = [self._least_seconds(item) for item in tried]
-                return tuple(
-                    replace(item, seconds=least)
-                    for item, least in zip(tried, seconds, strict=True)
-                    if least is not None
-                )
-            case "links":
+                return tuple(self._bounded(tried))
+            case "links", True:
+                # Where all are of one domain or torus, orders are no part of the space.
+                orders = self._orders(node.arrangement)
+                return tuple(self._staged.stages(node, orders[:1] if self._one_node is self.machine else orders))
+            case "links", False:
                 return tuple(self._in_orders(node))
-            case "stages":
-                settings = microbatches_in_stages(node.arrangement, node.setting, self.request, self.free)
-                return tuple(self._bounds(node.arrangement, settings, "microbatches"))
+            case "stages", _:
+                return tuple(self._staged.microbatches(node))
+            case "microbatches", _:
+                return tuple(self._staged.schedules(node))
             case _:
-                settings = schedules_of(node.arrangement, node.setting, self.request, self.free)
-                tried = [replace(node, level="choice", setting=setting) for setting in settings]
-                return tuple(choice for item in tried if (choice := self._choice(item)) is not None)
+                choice = self._choice(replace(node, level="choice"))
+                return () if choice is None else (choice,)
 
     def in_another_order(self, node: Node) -> Node:
         """A choice with its axes in the order that makes it the fastest. Where all devices are of one domain or torus, orders are no part of the
@@ -170,8 +137,19 @@ class Solver:
     def limit_bytes(self) -> int:
         return NO_LIMIT if self.request.chip is None else int(self.memory_share * self.request.chip.usable_bytes)
 
+    @property
+    def _staged(self) -> Staged:
+        return Staged(
+            request=self.request,
+            machine=self.machine,
+            one_node=self._one_node,
+            free=self.free,
+            limit_bytes=self.limit_bytes,
+            requested=self.requested,
+        )
+
     def _smallest(self, node: Node) -> Node | None:
-        """The candidate of an arrangement that needs the least memory, ``unfit`` if it does not fit; None if there is no plan."""
+        """A candidate of an arrangement that fits; if none does that which needs the least memory, ``unfit``; None if there is no plan."""
         smallest: Node | None = None
         numbers = microbatches_of(node.arrangement, self.request, self.free)
         # One has no sums of gradients, which two or more have.
@@ -187,20 +165,43 @@ class Solver:
             held = self._held_bytes(node, setting)
             if held is not None and (smallest is None or held < smallest.bytes_per_device):
                 smallest = replace(node, setting=setting, bytes_per_device=held)
-        if smallest is None or smallest.bytes_per_device <= self.limit_bytes:
-            return smallest
-        return replace(smallest, level="unfit", seconds=inf)
+            if smallest is not None and smallest.bytes_per_device <= self.limit_bytes:
+                return smallest
+        return None if smallest is None else replace(smallest, level="unfit", seconds=inf)
+
+    def _held(self, node: Node) -> Iterator[Node]:
+        """With the fewest microbatches with which anything fits: with those nothing is faster than what recomputes nothing."""
+        numbers = microbatches_of(node.arrangement, self.request, self.free)
+        able = [
+            fewest
+            for policy in self.free.policies[-2:]
+            if (fewest := self._fewest(node, self._with_least_loss(node, policy.text), numbers)) is not None
+        ]
+        if able:
+            held, setting = min(able, key=lambda fewest: fewest[1].microbatches)
+            kept = replace(node.setting, microbatches=setting.microbatches)
+            yield from self._bounded([replace(node, level="held", setting=kept, bytes_per_device=held)])
+
+    def _with_least_loss(self, node: Node, policy: str) -> Setting:
+        return replace(node.setting, remat=policy, loss_chunks=self.free.loss_chunks[-1])
+
+    def _bounded(self, nodes: Iterable[Node]) -> Iterator[Node]:
+        """Nodes without stages with their bounds; without those that have no time."""
+        for node in nodes:
+            seconds = self._least_seconds(node)
+            if seconds is not None:
+                yield replace(node, seconds=max(node.seconds, seconds))
 
     def _fitting_settings(self, node: Node) -> Iterator[tuple[int, Setting]]:
-        """Of each policy, and without stages of each number of chunks of the loss, the setting with the fewest microbatches that fits, and the
-        bytes of a device."""
-        numbers = microbatches_of(node.arrangement, self.request, self.free)
+        """Of each policy and number of chunks of the loss the setting with the fewest microbatches that fits, and the bytes of a device."""
+        every = microbatches_of(node.arrangement, self.request, self.free)
+        numbers = every[every.index(node.setting.microbatches) :]
         fits_in_fewest: set[str] = set()
-        for policy in self.free.policies_for(node.ranks, self.request.properties):
+        for policy in self.free.policies:
             if not fits_in_fewest.isdisjoint(policy.less):
                 continue
             able = numbers
-            for chunks in (node.setting.loss_chunks,) if node.ranks > 1 else self.free.loss_chunks:
+            for chunks in self.free.loss_chunks:
                 fewest = self._fewest(node, replace(node.setting, remat=policy.text, loss_chunks=chunks), able)
                 if fewest is None:
                     continue
@@ -209,20 +210,15 @@ class Solver:
                 # With more chunks only fewer microbatches can be faster.
                 able = tuple(number for number in able if number < setting.microbatches)
                 if not able:
-                    # Stages may not have the memory for their best schedule, or for weights that are gathered once.
-                    if node.ranks == 1:
-                        fits_in_fewest.add(policy.text)
+                    fits_in_fewest.add(policy.text)
                     break
 
     def _fewest(self, node: Node, setting: Setting, numbers: Sequence[int]) -> tuple[int, Setting] | None:
         """The setting with the fewest microbatches with which it fits, and the bytes of a device: more never need more memory, but for
-        sums of gradients that one has not. None if it fits with neither one nor the most. Of stages by the engine's own schedule, which needs the least."""
+        sums of gradients that one has not. None if it fits with neither the first nor the most."""
 
         def held_with(number: int) -> int:
-            smallest = replace(setting, microbatches=number)
-            if node.ranks > 1:
-                smallest = replace(smallest, once=False, schedule=None, loss_chunks=self.free.loss_chunks[-1])
-            held = self._held_bytes(node, smallest)
+            held = self._held_bytes(node, replace(setting, microbatches=number))
             return NO_LIMIT + 1 if held is None else held
 
         last = len(numbers) - 1
@@ -250,48 +246,35 @@ class Solver:
             return None
 
     def _least_seconds(self, node: Node) -> float | None:
-        """Those of a node of level ``kept`` or ``links``. Without its stage axis a mesh has all layers: their time is no more than that of all ranks
-        together, since what is hidden behind a stage's products is hidden behind them too."""
+        """As if all devices were of one node. Without its stage axis a mesh has all layers: their time is no more than that of all ranks together, since
+        what is hidden behind a stage's products is hidden behind them too; less ``EQUAL`` of it, since stages share out updates otherwise."""
         arrangement, setting, machine = node.arrangement, node.setting, self._one_node
-        if node.ranks > 1:
-            machine = _part(machine, node.ranks)
-            if machine is None:
-                return 0.0
-            sizes = {axis: size for axis, size in arrangement.sizes.items() if axis != "stage"} or {"fsdp": 1}
-            layout = layout_of(form_named(arrangement.form), tuple(sizes))
-            arrangement = replace(arrangement, layout=layout, sizes=sizes)
-            # Weights of stages may be gathered once a step: without stages that is in one microbatch, where they stay gathered.
-            setting = replace(setting, schedule=None, once=True, microbatches=1)
         if node.ranks == 1:
             price = self._price(node, machine)
             return None if price is None else price.seconds
-        seconds = self._busy_seconds(replace(node, arrangement=arrangement, setting=setting), machine)
-        return None if seconds is None else seconds / node.ranks
+        machine = _part(machine, node.ranks)
+        if machine is None:
+            return 0.0
+        sizes = {axis: size for axis, size in arrangement.sizes.items() if axis != "stage"} or {"fsdp": 1}
+        arrangement = replace(arrangement, layout=layout_of(form_named(arrangement.form), tuple(sizes)), sizes=sizes)
+        # Weights of stages may be gathered once a step: without stages that is in one microbatch, where they stay gathered.
+        setting = replace(setting, schedule=None, once=True, microbatches=1, loss_chunks=self.free.loss_chunks[0])
+        price = self._price(replace(node, arrangement=arrangement, setting=setting), machine)
+        return None if price is None or price.seconds is None else (1 - EQUAL) * price.seconds / node.ranks
 
     def _in_orders(self, node: Node) -> Iterator[Node]:
-        """A node of level ``links`` with its axes in each order that is tried."""
-        if self._one_node is self.machine and node.ranks == 1:
+        """A choice without stages with its axes in each order that is tried."""
+        if self._one_node is self.machine:
             yield replace(node, level="choice")
             return
-        orders = self._orders(node.arrangement)
-        for arrangement in orders[:1] if self._one_node is self.machine else orders:
-            if node.ranks > 1:
-                yield from self._bounds(arrangement, [node.setting], "stages")
-            elif (choice := self._choice(replace(node, level="choice", arrangement=arrangement))) is not None:
+        for arrangement in self._orders(node.arrangement):
+            if (choice := self._choice(replace(node, level="choice", arrangement=arrangement))) is not None:
                 yield choice
 
     def _orders(self, arrangement: Arrangement) -> list[Arrangement]:
         form = form_named(arrangement.form)
         orders = orders_of(form, arrangement.sizes, self.machine)
         return [replace(arrangement, layout=layout_of(form, tuple(sizes)), sizes=sizes) for sizes in orders]
-
-    def _bounds(self, arrangement: Arrangement, settings: Iterable[Setting], level: Level) -> Iterator[Node]:
-        """Nodes of stages, whose seconds are those of their ranks without what these wait."""
-        for setting in settings:
-            node = Node(arrangement=arrangement, setting=setting, level=level, seconds=0.0)
-            seconds = self._busy_seconds(node, self.machine)
-            if seconds is not None:
-                yield replace(node, seconds=seconds)
 
     def _choice(self, node: Node) -> Node | None:
         """A choice with its own seconds and bytes; None if it has no time or does not fit."""
@@ -302,21 +285,6 @@ class Solver:
         if price.seconds is None or price.bytes_per_device > self.limit_bytes:
             return None
         return replace(node, seconds=price.seconds, bytes_per_device=price.bytes_per_device)
-
-    def _busy_seconds(self, node: Node, machine: Machine) -> float | None:
-        """Of a step without what ranks wait, with the plain schedule and the number of chunks of the loss that are the fastest, less ``EQUAL`` of
-        them: another placement of stages shares out updates otherwise. None if none has a time."""
-        schedules = (None,) if node.setting.schedule is None else plain_schedules(self.request.properties)
-        settings = [
-            replace(node.setting, schedule=schedule, loss_chunks=chunks)
-            for schedule in schedules
-            for chunks in self.free.loss_chunks
-        ]
-        prices = [self._price(replace(node, setting=setting), machine) for setting in settings]
-        timed = [
-            price.seconds - price.idle_seconds for price in prices if price is not None and price.seconds is not None
-        ]
-        return (1 - EQUAL) * min(timed) if timed else None
 
     def _price(self, node: Node, machine: Machine) -> Price | None:
         """The price on chips of a memory without limit, in which stages are shared out by time alone."""

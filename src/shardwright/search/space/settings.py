@@ -168,11 +168,10 @@ def _moves_of_experts(arrangement: Arrangement, request: Request, free: Free) ->
 def microbatches_in_stages(
     arrangement: Arrangement, setting: Setting, request: Request, free: Free
 ) -> Iterator[Setting]:
-    """A setting of stages with each number of microbatches from its own on, whose weights are gathered once a step or for each pass."""
+    """A setting of stages with each number of microbatches from its own on."""
     for microbatches in microbatches_of(arrangement, request, free):
         if setting.microbatches <= microbatches <= MOST_ROUNDS * arrangement.sizes["stage"]:
-            for once in (True, False) if setting.once else (False,):
-                yield replace(setting, microbatches=microbatches, once=once)
+            yield replace(setting, microbatches=microbatches)
 
 
 def schedules_of(arrangement: Arrangement, setting: Setting, request: Request, free: Free) -> Iterator[Setting]:
