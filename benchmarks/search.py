@@ -18,6 +18,9 @@ from shardwright.search.space import Free, policies_of, space_of
 
 KEPT = 10
 
+WITHIN = 0.02
+"""As `shardwright search` has it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
@@ -80,7 +83,7 @@ def main() -> None:
         solver = Solver(request=typed.request, machine=typed.machine, free=free)
         began = time.perf_counter()
         space = space_of(typed.request, typed.machine)
-        outcome = Search(solver, space, keep=KEPT, budget_s=limit_s, processes=processes_here()).run()
+        outcome = Search(solver, space, keep=KEPT, within=WITHIN, budget_s=limit_s, processes=processes_here()).run()
         seconds = time.perf_counter() - began
         best = outcome.answers[0] if outcome.answers else None
         left = outcome.least_seconds

@@ -32,6 +32,7 @@ KEYS = {
     "layouts",
     "priced",
     "seconds",
+    "within",
     "complete",
     "least_seconds_left",
     "ended",

@@ -12,6 +12,9 @@ from shardwright.core.findings.errors import InputError
 from shardwright.search.saved import SearchFile
 from shardwright.search.searching import OF_A_TASK, Memory, Outcome, Search
 from shardwright.search.solving import Node, Solver
+from shardwright.search.space import forms
+from shardwright.search.space import space as space_module
+from shardwright.search.space.forms import DENSE, Form
 from shardwright.search.space.space import Space, space_of
 from tests.matrix import rest
 from tests.search.every_candidate import Question, candidates, with_memory, with_policies
@@ -83,6 +86,36 @@ def test_two_processes_have_the_same_answers(solver: Solver, space: Space, memor
     assert alone.answers
     # What the first has priced is of no help to the second: its processes price all that they take.
     assert text_of(Search(solver, space, keep=3, processes=2).run()) == text_of(alone)
+
+
+@pytest.mark.parametrize("within", [0.02, 0.2])
+def test_nothing_is_more_than_so_much_faster_than_the_first_answer(
+    solver: Solver, space: Space, memory: Memory, within: float
+) -> None:
+    fastest = Search(solver, space, keep=1, memory=dict(memory)).run().answers[0]
+    # What was priced before is of no help: it ends as soon as nothing that is left matters.
+    less: Memory = {}
+    outcome = Search(solver, space, keep=1, within=within, memory=less).run()
+    assert outcome.least_seconds is None
+    assert fastest.seconds * (1 - SAME) <= outcome.answers[0].seconds <= fastest.seconds / (1 - within)
+    assert len(less) <= len(memory)
+
+
+def test_other_names_of_axes_change_nothing(
+    solver: Solver, space: Space, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an axis has the name that another one had."""
+    first = Search(solver, space, keep=3, memory=dict(memory)).run()
+    names = {"stage": "stage", "data": "fsdp", "fsdp": "tensor", "context": "data", "tensor": "z"}
+    renamed = Form(name="renamed", axes=tuple((names[axis], entry) for axis, entry in DENSE.axes))
+    monkeypatch.setattr(forms, "MIXTURE", (renamed,))
+    monkeypatch.setattr(space_module, "DENSE", renamed)
+    again = Space(arrangements=space_of(solver.request, solver.machine).arrangements[::5])
+    other = Search(solver, again, keep=3).run()
+    assert [node.seconds for node in other.answers] == pytest.approx([node.seconds for node in first.answers], rel=SAME)
+    assert [node.bytes_per_device for node in other.answers] == [node.bytes_per_device for node in first.answers]
+    sizes = {names[axis]: size for axis, size in first.answers[0].arrangement.sizes.items()}
+    assert dict(other.answers[0].arrangement.sizes) == sizes
 
 
 def test_a_search_that_ended_early_goes_on_from_its_file(

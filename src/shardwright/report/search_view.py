@@ -91,8 +91,9 @@ def _notes(value: Mapping[str, Any]) -> list[str]:
             else "Nothing fits with a reserve of memory: these may need more than they are planned to."
         )
     if value["complete"] and rows:
+        more = f"more than {percent(value['within'])} " if value["within"] else ""
         lines.append(
-            "Certain: nothing else that fits and runs is faster than the first. The others are the fastest of what was priced."
+            f"Certain: nothing else that fits and runs is {more}faster than the first. The others are the fastest of what was priced."
         )
     elif not value["complete"]:
         least = value["least_seconds_left"]

@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from multiprocessing import get_context, parent_process
 from typing import Any
 
 from shardwright.core.findings.codes import TOO_LARGE
-from shardwright.search.solving import EQUAL, Node, Solver
+from shardwright.search.nodes import EQUAL, Node
+from shardwright.search.solving import Solver
 from shardwright.search.space.arrangements import Arrangement
 from shardwright.search.space.space import Space
 
@@ -69,6 +71,7 @@ class Search:
         space: Space,
         *,
         keep: int,
+        within: float = 0.0,
         budget_s: float | None = None,
         without_answer_s: float | None = None,
         processes: int = 1,
@@ -76,20 +79,21 @@ class Search:
         save: Callable[[], None] = lambda: None,
         report: Callable[[Progress], None] = lambda _: None,
     ) -> None:
-        """``without_answer_s``: the budget as long as nothing fits; None: the same. ``memory``: what an earlier search of the same has priced; it grows. ``save``: called when it has grown. ``report``: called with the
+        """``within``: the share of its step by which something that is left may be faster than the first answer; 0: those that are equally fast are
+        answers too. ``without_answer_s``: the budget as long as nothing fits; None: the same. ``memory``: what an earlier search of the same has priced; it grows. ``save``: called when it has grown. ``report``: called with the
         progress."""
-        self.solver, self.space, self.keep = solver, space, keep
+        self.solver, self.space, self.keep, self.within = solver, space, keep, within
         self.memory: Memory = {} if memory is None else memory
         self._budget_s, self._without_answer_s = budget_s, without_answer_s
         self._processes, self._save, self._report = processes, save, report
         self._heap: list[tuple[tuple[object, ...], Node]] = []
+        self._refused: set[str] = set()
         self._ended: Counter[str] = Counter()
         self._answers: list[Node] = []
         self._answered: set[str] = set()
-        self._best: Node | None = None
+        self._best: Node | None = min(self._choices(), key=lambda node: node.key, default=None) if within else None
         self._nearest: Node | None = None
         self._dived: set[str] = set()
-        self._refused: set[str] = set()
         self._turn = 0
         self._began = time.monotonic()
 
@@ -139,12 +143,13 @@ class Search:
     def _dive(self, workers: Workers) -> None:
         """Divides some nodes down to choices, if they could be the fastest so far: a search that its budget ends early has an answer. Each time
         those of other forms, of which the first by its bound; as long as nothing fits, the smallest too."""
+        below_s = inf if self._best is None else self._best.seconds * (1 - self.within)
         by_form: dict[tuple[str, bool], Node] = {}
         smallest: Node | None = None
         for _, node in self._heap:
             if node.level == "choice" or node.text in self._dived:
                 continue
-            if self._best is not None and node.seconds >= self._best.seconds:
+            if node.seconds >= below_s:
                 continue
             form = node.arrangement.form, node.ranks > 1
             if form not in by_form or node.key < by_form[form].key:
@@ -157,7 +162,7 @@ class Search:
         if smallest is not None and self._best is None and smallest not in able:
             able = [smallest, *able[1:]]
         self._dived.update(node.text for node in able)
-        for divided in workers.map("dive", able):
+        for divided in workers.map("dive", able, below_s):
             for node, nodes in divided:
                 self._remember(node.text, nodes)
 
@@ -176,8 +181,14 @@ class Search:
         return budget is not None and time.monotonic() - self._began > budget
 
     def _is_certain(self) -> bool:
-        """Whether what is left is slower than the first answer and all that are equally fast."""
+        """Whether what is left is not so much faster than the first answer; or slower than it and all that are equally fast."""
+        if self.within:
+            return bool(self._answers) and self._is_near(self._answers[0])
         return bool(self._answers) and self._heap[0][1].seconds > self._answers[0].seconds * (1 + EQUAL)
+
+    def _is_near(self, node: Node) -> bool:
+        """Whether nothing that is left is so much faster than a choice."""
+        return self._heap[0][1].seconds >= node.seconds * (1 - self.within)
 
     def _push(self, nodes: Sequence[Node]) -> None:
         for node in nodes:
@@ -189,7 +200,10 @@ class Search:
             heapq.heappush(self._heap, (node.key, node))
 
     def _step(self, workers: Workers) -> None:
-        """Takes the first node if it is a choice, or divides some of the first."""
+        """Takes the fastest choice if nothing that is left matters, or the first node if it is a choice; or divides some of the first."""
+        if self.within and self._best is not None and self._is_near(self._best):
+            self._take(self._best, workers)
+            return
         if self._heap[0][1].level == "choice":
             self._take(heapq.heappop(self._heap)[1], workers)
             return
@@ -203,7 +217,7 @@ class Search:
 
     def _take(self, node: Node, workers: Workers) -> None:
         """Makes a choice an answer, unless a faster one of its arrangement is one or a check ends it."""
-        if node.arrangement.key in self._answered:
+        if node.arrangement.key in self._answered or node.text in self._refused:
             return
         (codes,) = workers.map("errors", [node])
         if codes:
@@ -254,10 +268,11 @@ class Workers:
     solver: Solver
     pool: ProcessPoolExecutor | None = None
 
-    def map(self, task: str, items: Sequence[object]) -> Sequence[Any]:
+    def map(self, task: str, items: Sequence[object], below_s: float = inf) -> Sequence[Any]:
+        """``below_s``: of a dive, the seconds that may still matter."""
         if self.pool is None:
-            return [_done(self.solver, task, item) for item in items]
-        return list(self.pool.map(_in_a_worker, [(task, item) for item in items]))
+            return [_done(self.solver, task, item, below_s) for item in items]
+        return list(self.pool.map(_in_a_worker, [(task, item, below_s) for item in items]))
 
 
 @contextmanager
@@ -293,17 +308,17 @@ def _end_with_the_caller() -> None:
     os._exit(1)
 
 
-def _in_a_worker(work: tuple[str, object]) -> object:
+def _in_a_worker(work: tuple[str, object, float]) -> object:
     return _done(_SOLVER[0], *work)
 
 
-def _done(solver: Solver, task: str, item: object) -> object:
+def _done(solver: Solver, task: str, item: object, below_s: float) -> object:
     if isinstance(item, Arrangement):
         return solver.first(item)
     assert isinstance(item, Node)
-    return {"below": solver.below, "dive": solver.dive, "errors": solver.errors, "order": solver.in_another_order}[
-        task
-    ](item)
+    if task == "dive":
+        return solver.dive(item, below_s)
+    return {"below": solver.below, "errors": solver.errors, "order": solver.in_another_order}[task](item)
 
 
 def processes_here() -> int:

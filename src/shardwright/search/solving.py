@@ -69,11 +69,12 @@ class Solver:
                 nodes.append(replace(node, seconds=seconds, bytes_per_device=held))
         return tuple(nodes)
 
-    def dive(self, node: Node) -> tuple[tuple[Node, tuple[Node, ...]], ...]:
-        """Nodes, from this one down, each with those below it: the first of each is divided until there is a choice, or ``MOST_DIVIDED`` are."""
+    def dive(self, node: Node, below_s: float = inf) -> tuple[tuple[Node, tuple[Node, ...]], ...]:
+        """Nodes, from this one down, each with those below it: the first of each is divided until there is a choice, none may have fewer seconds
+        than ``below_s``, or ``MOST_DIVIDED`` are."""
         divided: list[tuple[Node, tuple[Node, ...]]] = []
         left = [node]
-        while left and len(divided) < MOST_DIVIDED and left[-1].level != "choice":
+        while left and len(divided) < MOST_DIVIDED and left[-1].level != "choice" and left[-1].seconds < below_s:
             divided.append((left[-1], self.below(left.pop())))
             left += sorted(divided[-1][1], key=lambda item: item.key, reverse=True)
         return tuple(divided)

@@ -52,7 +52,7 @@ AUTO = "auto"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
     """What a search has had as its input, and has found. ``options``: with what was chosen for all of its answers, which ``chosen`` names.
-    ``larger``: where nothing fits, the smallest machine of these chips on which something does."""
+    ``within``: the share by which something else may be faster than the first. ``larger``: where nothing fits, the smallest machine of these chips on which something does."""
 
     options: PlanOptions
     chosen: Mapping[str, str]
@@ -61,6 +61,7 @@ class Searched:
     layouts: int
     outcome: Outcome
     seconds: float
+    within: float
     larger: Machine | None = None
 
 
@@ -69,6 +70,8 @@ def run_search(verb: SearchVerb) -> int:
     verb = with_named_model(verb, has_findings=False)
     if verb.keep < 1:
         raise InputError(f"--keep is {verb.keep}, and must be at least 1.")
+    if not 0 <= verb.within < 100:
+        raise InputError(f"--within is {verb.within:g}, and must be a percentage from 0 to below 100.")
     if verb.like is not None:
         from shardwright.cli.searching.like import run_like
 
@@ -78,7 +81,9 @@ def run_search(verb: SearchVerb) -> int:
     file = (
         None
         if verb.out is None
-        else SearchFile.of(verb.out, f"{version('shardwright')} {replace(verb, budget=0.0, keep=0, out=None)!r}")
+        else SearchFile.of(
+            verb.out, f"{version('shardwright')} {replace(verb, budget=0.0, keep=0, within=0.0, out=None)!r}"
+        )
     )
     # This loads rich, which no other part of the verb needs.
     from shardwright.report.search_progress import search_progress
@@ -169,6 +174,7 @@ def _with_state(
         solver,
         space,
         keep=verb.keep,
+        within=verb.within / 100,
         budget_s=budgets[0],
         without_answer_s=budgets[1],
         processes=processes_here(),
@@ -189,6 +195,7 @@ def _with_state(
         layouts=len(space.arrangements) + sum(space.ended.values()),
         outcome=outcome,
         seconds=0.0,
+        within=verb.within / 100,
     )
 
 
@@ -243,6 +250,7 @@ def _json(searched: Searched, rows: Sequence[Row]) -> dict[str, object]:
         "layouts": searched.layouts,
         "priced": outcome.priced,
         "seconds": searched.seconds,
+        "within": searched.within,
         "complete": outcome.least_seconds is None,
         "least_seconds_left": outcome.least_seconds,
         "ended": dict(sorted(outcome.ended.items())),

@@ -20,6 +20,7 @@ from shardwright.cli.typed.options import (
     Local,
     LocalOut,
     MaybeWhere,
+    Number,
     PlanOptions,
     Text,
     TrainOptions,
@@ -105,6 +106,8 @@ class SearchVerb:
     """Begin with this layout, its --mesh and step, and say which single change gains the most."""
     budget: Annotated[Duration, arg(help_behavior_hint="(default: 2m)")] = 120.0
     """The longest time to search, as 30s or 10m."""
+    within: Annotated[Number, arg(metavar="PERCENT", help_behavior_hint="(default: 2)")] = 2.0
+    """End when no layout that is left can be faster than the first answer by more than this share of its step; 0: when none can."""
     keep: Annotated[Whole, arg(metavar="N", help_behavior_hint="(default: 10)")] = 10
     """Answers to show, each of another layout or mesh."""
     out: Annotated[Path | None, arg(metavar="FILE.json", help_behavior_hint="(default: not written)")] = None
