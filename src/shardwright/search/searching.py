@@ -143,13 +143,12 @@ class Search:
     def _dive(self, workers: Workers) -> None:
         """Divides some nodes down to choices, if they could be the fastest so far: a search that its budget ends early has an answer. Each time
         those of other forms, of which the first by its bound; as long as nothing fits, the smallest too."""
-        below_s = inf if self._best is None else self._best.seconds * (1 - self.within)
         by_form: dict[tuple[str, bool], Node] = {}
         smallest: Node | None = None
         for _, node in self._heap:
             if node.level == "choice" or node.text in self._dived:
                 continue
-            if node.seconds >= below_s:
+            if node.seconds >= self._matters_below_s:
                 continue
             form = node.arrangement.form, node.ranks > 1
             if form not in by_form or node.key < by_form[form].key:
@@ -162,9 +161,14 @@ class Search:
         if smallest is not None and self._best is None and smallest not in able:
             able = [smallest, *able[1:]]
         self._dived.update(node.text for node in able)
-        for divided in workers.map("dive", able, below_s):
+        for divided in workers.map("dive", able, self._matters_below_s):
             for node, nodes in divided:
                 self._remember(node.text, nodes)
+
+    @property
+    def _matters_below_s(self) -> float:
+        """The seconds from which on nothing can be the first answer."""
+        return inf if self._best is None else self._best.seconds * (1 - self.within)
 
     def _remember(self, text: str, nodes: tuple[Node, ...]) -> None:
         self.memory[text] = nodes
@@ -246,7 +250,7 @@ class Search:
         """The nodes of some arrangements, or below some nodes."""
         texts = [item.text if isinstance(item, Node) else item.key for item in some]
         new = [item for item, text in zip(some, texts, strict=True) if text not in self.memory]
-        for item, nodes in zip(new, workers.map(task, new), strict=True):
+        for item, nodes in zip(new, workers.map(task, new, self._matters_below_s), strict=True):
             self._remember(item.text if isinstance(item, Node) else item.key, nodes)
         return [self.memory[text] for text in texts]
 
@@ -269,7 +273,7 @@ class Workers:
     pool: ProcessPoolExecutor | None = None
 
     def map(self, task: str, items: Sequence[object], below_s: float = inf) -> Sequence[Any]:
-        """``below_s``: of a dive, the seconds that may still matter."""
+        """``below_s``: the seconds that may still matter."""
         if self.pool is None:
             return [_done(self.solver, task, item, below_s) for item in items]
         return list(self.pool.map(_in_a_worker, [(task, item, below_s) for item in items]))
@@ -316,9 +320,9 @@ def _done(solver: Solver, task: str, item: object, below_s: float) -> object:
     if isinstance(item, Arrangement):
         return solver.first(item)
     assert isinstance(item, Node)
-    if task == "dive":
-        return solver.dive(item, below_s)
-    return {"below": solver.below, "errors": solver.errors, "order": solver.in_another_order}[task](item)
+    if task in ("dive", "below"):
+        return {"dive": solver.dive, "below": solver.below}[task](item, below_s)
+    return {"errors": solver.errors, "order": solver.in_another_order}[task](item)
 
 
 def processes_here() -> int:

@@ -75,19 +75,19 @@ class Solver:
         divided: list[tuple[Node, tuple[Node, ...]]] = []
         left = [node]
         while left and len(divided) < MOST_DIVIDED and left[-1].level != "choice" and left[-1].seconds < below_s:
-            divided.append((left[-1], self.below(left.pop())))
+            divided.append((left[-1], self.below(left.pop(), below_s)))
             left += sorted(divided[-1][1], key=lambda item: item.key, reverse=True)
         return tuple(divided)
 
-    def below(self, node: Node) -> tuple[Node, ...]:
-        """The nodes of which one has all candidates of this one that fit; none where none fits."""
+    def below(self, node: Node, below_s: float = inf) -> tuple[Node, ...]:
+        """The nodes of which one has all candidates of this one that fit; none where none fits. ``below_s``: bounds above it need not be tight."""
         match node.level, node.ranks > 1:
             case "kept", True:
                 return tuple(self._staged.held(node))
             case "kept", False:
                 return tuple(self._held(node))
             case "held", True:
-                return tuple(self._staged.links(node))
+                return tuple(self._staged.links(node, below_s))
             case "held", False:
                 tried = [
                     replace(node, level="links", setting=setting, bytes_per_device=held)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from shardwright.core.resolution.request import Request
 from shardwright.core.schedules.schedules import SCHEDULES
@@ -43,14 +44,26 @@ class Staged:
                 least = replace(setting, remat=policies[0].text, microbatches=number)
                 yield from self._bounded(replace(node, level="held", setting=least), self.one_node)
 
-    def links(self, node: Node) -> Iterator[Node]:
-        """With each policy that fits, and the fewest microbatches with which it does."""
+    def links(self, node: Node, below_s: float = inf) -> Iterator[Node]:
+        """With each policy that fits, and the fewest microbatches with which it does. One whose step takes at least ``below_s`` has a bound by the
+        microbatches of the node above alone, whether it fits or not, and that of a policy which recomputes less."""
+        least: dict[str, float] = {}
         for policy in self.free.policies_for(node.ranks, self.request.properties):
-            fewest = self._fewest(node, replace(node.setting, remat=policy.text))
+            tried = replace(node, level="links", setting=replace(node.setting, remat=policy.text))
+            least[policy.text] = max([node.seconds, *(least[text] for text in policy.less if text in least)])
+            if least[policy.text] >= below_s:
+                yield replace(tried, seconds=least[policy.text])
+                continue
+            first = self._alone(tried, tried.setting, self.one_node)
+            bounded = next(self._bounded(tried, self.one_node, first), None)
+            least[policy.text] = tried.seconds if bounded is None else bounded.seconds
+            if bounded is not None and bounded.seconds >= below_s:
+                yield bounded
+                continue
+            fewest = self._fewest(tried, tried.setting, rows=first)
             if fewest is not None:
-                number = fewest.request.microbatches
-                setting = replace(node.setting, remat=policy.text, microbatches=number)
-                yield from self._bounded(replace(node, level="links", setting=setting), self.one_node, fewest)
+                setting = replace(tried.setting, microbatches=fewest.request.microbatches)
+                yield from self._bounded(replace(tried, setting=setting), self.one_node, fewest)
 
     def stages(self, node: Node, arrangements: Sequence[Arrangement]) -> Iterator[Node]:
         """With its axes in each of some orders."""
@@ -105,12 +118,18 @@ class Staged:
             if any(True for _ in schedules_of(node.arrangement, setting, self.request, self.free))
         ]
 
-    def _fewest(self, node: Node, setting: Setting, below: int | None = None) -> Pipelined | None:
-        """With the fewest microbatches that fit: more of them never need more memory. None where the most do not fit. ``below``: of fewer only."""
-        rows: Pipelined | None = None
+    def _fewest(
+        self, node: Node, setting: Setting, below: int | None = None, rows: Pipelined | None = None
+    ) -> Pipelined | None:
+        """With the fewest microbatches that fit: more of them never need more memory. None where the most do not fit. ``below``: of fewer only.
+        ``rows``: with the first number, where it is there already."""
+        if rows is not None and rows.bytes_per_device(with_logits=False) <= self.limit_bytes:
+            return rows
         for number in self._numbers(replace(node, setting=setting)):
             if below is not None and number >= below:
                 break
+            if rows is not None and number == rows.request.microbatches:
+                continue
             if rows is not None and rows.least_bytes_with(number) > self.limit_bytes:
                 continue
             pipelined = self._alone(node, replace(setting, microbatches=number), self.one_node)
