@@ -93,7 +93,7 @@ def _notes(value: Mapping[str, Any]) -> list[str]:
     if value["complete"] and rows:
         more = f"more than {percent(value['within'])} " if value["within"] else ""
         lines.append(
-            f"Certain: nothing else that fits and runs is {more}faster than the first. The others are the fastest of what was priced."
+            f"Certain: nothing that fits and runs is {more}faster than the first. The others are the best of those priced."
         )
     elif not value["complete"]:
         least = value["least_seconds_left"]
