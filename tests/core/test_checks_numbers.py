@@ -220,7 +220,7 @@ def test_a_padded_vocabulary_that_is_stored_unevenly_is_one_finding(engine, voca
 
 
 def test_a_users_own_vocabulary_is_not_padded():
-    table = replace(build("llama3-test", {"vocab": "2049"}), program="users", architecture=None)
+    table = replace(build("llama3-test", {"vocab": "2049"}), owner="users", architecture=None)
     request = Request(layout=load_layout("tp"), table=table, batch=8, length=128, mesh_sizes={"tensor": 4, "data": 2})
     found = make_plan(request)
     assert found.by_name["embedding.tokens"].shape == (2049, 256)

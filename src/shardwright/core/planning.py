@@ -12,7 +12,7 @@ from shardwright.core.findings.finding import worst_first
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.model.capacity import ROOM_FOR_ALL
-from shardwright.core.model.table import Activation, ModelTable, Program, Weight, of_one_layer
+from shardwright.core.model.table import Activation, ModelTable, Owner, Weight, of_one_layer
 from shardwright.core.pipeline.derived import collectives_of, memory_of, planned_pipeline
 from shardwright.core.pipeline.ends import ends_request, with_sums
 from shardwright.core.pipeline.program import with_amaxes_of_ends, with_sums_of_ends
@@ -196,20 +196,20 @@ def _resolved_once(request: Request, planned: dict[object, Plan], *, collectives
 def _weight_plan(request: Request, mesh: Mesh, weight: Weight) -> TensorPlan:
     stored = as_stored(request, weight)
     dtype = weight.dtype if weight.frozen else request.weights_dtype
-    return _row_of_weight(weight, stored, dtype, request.table.program, request.layout, mesh, request.engine)
+    return _row_of_weight(weight, stored, dtype, request.table.owner, request.layout, mesh, request.engine)
 
 
 @lru_cache(maxsize=4096)
 def _row_of_weight(
-    weight: Weight, stored: Weight, dtype: str, program: Program, layout: Layout, mesh: Mesh, engine: Engine
+    weight: Weight, stored: Weight, dtype: str, owner: Owner, layout: Layout, mesh: Mesh, engine: Engine
 ) -> TensorPlan:
     # All plans of a layout on a mesh have the same rows, and those of its stages have them but for the number of layers.
     of_layer = of_one_layer(weight)
     if of_layer is not weight:
-        of_one = _row_of_weight(of_layer, of_one_layer(stored), dtype, program, layout, mesh, engine)
+        of_one = _row_of_weight(of_layer, of_one_layer(stored), dtype, owner, layout, mesh, engine)
         return _of_layers(of_one, weight.num)
     resolved = resolve_weight(stored, layout, mesh, engine)
-    shape = padded_shape(stored, program, layout, mesh, engine)
+    shape = padded_shape(stored, owner, layout, mesh, engine)
     shard_group = mesh.in_mesh_order(resolved.at_rest.axes)
     at_rest, in_use = resolved.at_rest, resolved.in_use
     in_update = resolve_update(stored, layout, mesh, engine, at_rest, in_use, shape)

@@ -43,7 +43,7 @@ def recipes(plan: Plan) -> Iterator[Draft]:
         **_dispatch(recipe),
         **_rests(plan),
         "the router's products": any(weight.component == "router" for weight in plan.quantized),
-        "products of your own program": plan.request.table.program != "ours",
+        "products of your own program": plan.request.table.owner != "ours",
     }
     found = [what for what, has in missing.items() if has]
     if not found:

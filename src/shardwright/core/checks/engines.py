@@ -43,7 +43,7 @@ from shardwright.core.plan.resharding import WeightResharding, weight_resharding
 def not_run(plan: Plan) -> Iterator[Draft]:
     """Of a user's own program some engines only place the weights: they have no collective that could differ."""
     request, engine = plan.request, plan.request.properties
-    ours = request.table.program == "ours"
+    ours = request.table.owner == "ours"
     yield from recipes(plan)
     yield from _updates(plan)
     yield from _kept_gathered(plan)
@@ -69,7 +69,7 @@ def _updates(plan: Plan) -> Iterator[Draft]:
     each (``engine_stages.py``)."""
     layout, mesh = plan.request.layout, plan.mesh
     stages = any("stage" in layout.entries[axis].roles.values() for axis in mesh.larger_than_one(mesh.names))
-    own, engine = plan.request.table.program != "ours", plan.request.properties
+    own, engine = plan.request.table.owner != "ours", plan.request.properties
     for axis in mesh.larger_than_one(mesh.names):
         one = layout.entries[axis]
         if own and one.optimizer:
@@ -89,7 +89,7 @@ def _kept_gathered(plan: Plan) -> Iterator[Draft]:
         "beside pipeline stages": plan.pipeline is not None and "kept weights in stages" in engine.lacks,
         "beside pipeline stages for some weights of layers and not for others": some_stay_gathered(plan),
         "of codes, which the recipe gathers": request.precision is not None and request.precision.gather_quantized,
-        "for your own program": request.table.program != "ours" and "kept weights of own programs" in engine.lacks,
+        "for your own program": request.table.owner != "ours" and "kept weights of own programs" in engine.lacks,
     }
     where = next((text for text, has in why.items() if has), None)
     for axis in mesh.larger_than_one(mesh.names) if where else ():
@@ -117,9 +117,7 @@ def _dtypes(plan: Plan) -> Iterator[Draft]:
         "stage" in request.layout.entries[a].roles.values() for a in mesh.larger_than_one(mesh.names)
     )
     given = [name for name in ("gradients_dtype", "master_dtype") if getattr(request, name) is not None]
-    where = (
-        "for your own program" if request.table.program != "ours" else "beside pipeline stages yet" if stages else ""
-    )
+    where = "for your own program" if request.table.owner != "ours" else "beside pipeline stages yet" if stages else ""
     for name in given if where else ():
         flag = name.replace("_", "-")
         finding = Finding(

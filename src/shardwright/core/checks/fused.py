@@ -22,7 +22,7 @@ Group = tuple[str, tuple[str, ...], str, int, int]
 def fused_matrices(plan: Plan) -> Iterator[Draft]:
     """A dim of heads that axes shard in use, and whose logical axis is shorter in the weight that the module has beside it, as in
     its output projection. A weight of one dim, as a bias, is not compared."""
-    if plan.request.table.program != "users":
+    if plan.request.table.owner != "users":
         return
     rows = [(tensor, weight) for tensor, weight in weight_rows(plan) if len(weight.shape) > 1]
     by_heads = plan.request.properties.divides_by_heads

@@ -70,7 +70,7 @@ def _shards_unlisted(plan: Plan, axis: str, component: str) -> bool:
     """Whether an axis shards the rows or tokens of a component for which a user's own table lists weights only. Such a
     table has only the activations that the user requested."""
     table = plan.request.table
-    listed = table.program == "ours" or any(row.component == component for row in table.activations)
+    listed = table.owner == "ours" or any(row.component == component for row in table.activations)
     return not listed and not {"batch", "length"}.isdisjoint(plan.request.layout.dims_sharded_by(axis, component))
 
 

@@ -52,7 +52,7 @@ def without_chunks(plan: Plan) -> Iterator[Draft]:
     low = next(
         (one.name for one in plan.quantized if "logits" in (one.component, *request.table.weight(one.name).uses)), None
     )
-    if request.table.program != "ours":
+    if request.table.owner != "ours":
         found = "which shardwright does not compute of your own program"
     elif low is not None:
         found = f"with {low} quantized, which the engine does not do yet"

@@ -24,7 +24,7 @@ OWN_PROGRAM = "no schedule is known of a user's own program"
 def stages(plan: Plan) -> Iterator[Draft]:
     """Units and microbatches that do not make the stages of a schedule, stages that wait, and a tied weight on two stages. Of a user's own
     program, stacks of layers that the stages do not divide."""
-    if plan.request.table.program != "ours":
+    if plan.request.table.owner != "ours":
         yield from _undivided(plan)
         yield from _options_without_stages(plan, OWN_PROGRAM, "a model of ours")
         yield from _entries_of_own_program(plan)

@@ -183,8 +183,8 @@ class Move(HashedOnce):
             return self.hash_of_key(self.source, self.target)
 
 
-Program = Literal["ours", "users"]
-"""The program that a table describes: the engines', with all activations; or a user's own, with its weights and only
+Owner = Literal["ours", "users"]
+"""Whose program a table describes: the engines', with all activations; or a user's own, with its weights and only
 those activations whose sharding it asks for."""
 
 
@@ -220,7 +220,7 @@ class ModelTable(HashedOnce):
     chosen_groups: int = 1
     capacity_factor: float | None = None
     attention_window: int | None = None
-    program: Program = "users"
+    owner: Owner = "users"
     architecture: Any = None
     natural_layout: str = "fsdp"
     natural_mesh: Mapping[str, int] | None = None
@@ -241,7 +241,7 @@ class ModelTable(HashedOnce):
             within(f"{self.name}: the number of layers of '{weight.name}'", weight.num, "layers")
             for axis, size in zip(weight.logical_axes, weight.shape, strict=True):
                 within(f"{self.name}: '{axis}' of '{weight.name}'", size, "elements")
-        assert (self.program == "ours") == (self.architecture is not None), self.name
+        assert (self.owner == "ours") == (self.architecture is not None), self.name
 
     def __hash__(self) -> int:
         try:

@@ -37,7 +37,7 @@ def chosen_stages(request: Request, mesh: Mesh) -> Choice | None:
 def declared_stages(request: Request, mesh: Mesh) -> Choice | None:
     """The same before the units are shared out."""
     axes = stage_axes(request, mesh)
-    if not axes or request.table.program != "ours":
+    if not axes or request.table.owner != "ours":
         return None
     entries = [request.layout.entries[axis] for axis in axes]
     ends = ends_of_stages(request, axes)

@@ -75,7 +75,7 @@ def table_of(
         _check_sizes_known(row, sizes)
     return ModelTable(
         family="own",
-        program="users",
+        owner="users",
         name=name,
         sizes=sizes,
         weights=weights,

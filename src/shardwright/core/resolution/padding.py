@@ -16,17 +16,17 @@ from math import lcm
 from shardwright.core.engines.engines import ENGINES, Engine
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
-from shardwright.core.model.table import Program, Weight
+from shardwright.core.model.table import Owner, Weight
 from shardwright.core.resolution.resolve import operand_spec, resolve_weight
 
 PADDED_AXIS = "vocab"
 """The only logical axis that is padded: elsewhere a padded unit would take part in products and norms."""
 
 
-def padded_shape(weight: Weight, program: Program, layout: Layout, mesh: Mesh, engine: Engine) -> tuple[int, ...]:
+def padded_shape(weight: Weight, owner: Owner, layout: Layout, mesh: Mesh, engine: Engine) -> tuple[int, ...]:
     """The shape of one layer of a weight in memory, in the dims of ``weight``. A user's own program has weights of its own
     shapes, which are never padded."""
-    if PADDED_AXIS not in weight.logical_axes or program != "ours":
+    if PADDED_AXIS not in weight.logical_axes or owner != "ours":
         return weight.shape
     shards = []
     for component in (weight.component, *weight.uses):

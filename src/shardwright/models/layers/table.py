@@ -36,7 +36,7 @@ def table_of(
         chosen_groups=experts.chosen_groups if experts else 1,
         capacity_factor=experts.capacity_factor if experts else None,
         attention_window=attention.window if isinstance(attention, GroupedQueryAttention) else None,
-        program="ours",
+        owner="ours",
         architecture=architecture,
         natural_layout=size.natural.layout,
         natural_mesh=size.natural.mesh,
