@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from shardwright.core.model.names import STREAM
 from shardwright.core.plan.attention_kernels import LocalAttention, local_attention
 from shardwright.core.plan.plan import Plan, PlannedCollective
 from shardwright.cost.hardware.chips import CPU, ChipNumbers, Cited, Number
@@ -92,7 +93,7 @@ def wanted(plan: Plan) -> Wanted:
         if one.weight is not None and one.phase != "recompute":
             shape = forward_shape(plan, one.weight, _forward(plan, one.weight)).of(one.product)
             flops[shape] = flops.get(shape, 0.0) + one.flops
-    stream = plan.by_name.get("residual.stream")
+    stream = plan.by_name.get(STREAM)
     seconds = {one: one.bytes_per_device * one.count_per_step for one in plan.collectives if one.subgroup is None}
     return Wanted(
         dtype=plan.request.dtype,

@@ -9,6 +9,7 @@ from shardwright.core.findings.codes import NOT_RUN
 from shardwright.core.findings.draft import Draft
 from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import every
+from shardwright.core.model.names import TensorNames
 from shardwright.core.plan.plan import Plan
 from shardwright.core.quantization.dispatch import sent_rows, unlike_a_row
 from shardwright.core.quantization.quantized import QuantizedWeight
@@ -40,7 +41,7 @@ def recipes(plan: Plan) -> Iterator[Draft]:
             one.hadamard is not None and product != "weight_gradient" for (product, _), one in recipe.quantizers.items()
         ),
         **_gathers(plan),
-        **_dispatch(recipe),
+        **_dispatch(recipe, plan.request.table.names),
         **_rests(plan),
         "the router's products": any(weight.component == "router" for weight in plan.quantized),
         "products of your own program": plan.request.table.owner != "ours",
@@ -102,10 +103,10 @@ def _keeps_other_experts(weight: QuantizedWeight) -> bool:
     return weight.expert_axes != at_rest.axes_of("experts")[: len(weight.expert_axes)]
 
 
-def _dispatch(recipe: Recipe) -> Mapping[str, bool]:
+def _dispatch(recipe: Recipe, names: TensorNames) -> Mapping[str, bool]:
     """Tokens are sent as codes of one row each."""
     tokens = recipe.quantizers.get(("output", "input"))
-    if not recipe.dispatch_quantized or sent_rows(recipe).tokens is not None:
+    if not recipe.dispatch_quantized or sent_rows(recipe, names).tokens is not None:
         return {}
     return {
         "tokens dispatched as codes, and "

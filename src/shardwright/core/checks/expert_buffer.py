@@ -13,8 +13,6 @@ from shardwright.core.model.capacity import Traffic
 from shardwright.core.plan.plan import Plan
 from shardwright.core.resolution.resolve import capacity_of, traffic_of
 
-DISPATCHED = "moe.dispatched"
-
 MOST_ZEROS = 18
 """Of a chance that is printed: what is rarer happens in no training."""
 
@@ -22,7 +20,7 @@ MOST_ZEROS = 18
 def expert_buffer(plan: Plan) -> Iterator[Draft]:
     """Drafts for a model with experts: which tokens it drops, and a device's buffer capacity for assignments."""
     request, tensors = plan.request, plan.by_name
-    if request.table.top_k is None or DISPATCHED not in tensors:
+    if request.table.top_k is None or request.table.names.received not in tensors:
         return
     traffic = traffic_of(request, plan.mesh)
     buffer_rows, even_share = traffic.buffer_rows(request.expert_buffer), f"{traffic.assignments:,}"
@@ -71,7 +69,7 @@ def _chance(traffic: Traffic, buffer_rows: int) -> str:
 
 
 def _draft(plan: Plan, severity: Severity, found: str, needed: str) -> Draft:
-    row, traffic = plan.by_name[DISPATCHED], traffic_of(plan.request, plan.mesh)
+    row, traffic = plan.by_name[plan.request.table.names.received], traffic_of(plan.request, plan.mesh)
     buffer_rows = traffic.buffer_rows(plan.request.expert_buffer)
     # Buffers are those of one microbatch.
     held = (

@@ -15,7 +15,7 @@ from shardwright.core.plan.plan import Plan
 
 def loss_chunks(plan: Plan) -> Iterator[Draft]:
     """Chunks that do not divide the tokens for which a device computes logits in a microbatch."""
-    request, input_of = plan.request, plan.by_name.get("logits.input")
+    request, input_of = plan.request, plan.by_name.get(plan.request.table.names.logits_input)
     if request.loss_chunks == 1 or input_of is None:
         return
     spec, over = input_of.in_use, plan.mesh.size

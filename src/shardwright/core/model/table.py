@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from shardwright.core.findings.bounds import within
 from shardwright.core.mesh.hashed import HashedOnce
+from shardwright.core.model.names import NO_NAMES, TensorNames
 from shardwright.core.model.training_only import TrainingOnly
 
 Contraction = tuple[str, str]
@@ -200,6 +201,7 @@ class ModelTable(HashedOnce):
     ``operations``: how a layer makes its activations, so that it is known what can be kept and what is made again; none for a user's
     own program.
     ``dtype``: that of the computation unless the request gives another.
+    ``names``: of its tensors, by what they are in its program.
     ``architecture``: what the engines need beyond shapes; None for a user's own program.
     ``training_only``: what its configuration says of training alone, and neither engine computes.
 
@@ -222,6 +224,7 @@ class ModelTable(HashedOnce):
     attention_window: int | None = None
     owner: Owner = "users"
     architecture: Any = None
+    names: TensorNames = NO_NAMES
     natural_layout: str = "fsdp"
     natural_mesh: Mapping[str, int] | None = None
     natural_batch: int | None = None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.names import STREAM
 from shardwright.core.model.precision import in_use_dtype
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.pipeline.ends import planned_ends
@@ -79,7 +80,7 @@ class _Sizes(NamedTuple):
 
     @classmethod
     def of(cls, plan: Plan, gathering: Gathering) -> _Sizes:
-        output = plan.by_name["residual.stream"].bytes_per_device
+        output = plan.by_name[STREAM].bytes_per_device
         return cls(*microbatch_bytes(plan.request, plan.mesh, plan.tensors), gathered_bytes(plan, gathering), output)
 
 
@@ -296,5 +297,5 @@ def _transfers(pipeline: Pipeline, rank: int) -> Iterator[PlannedCollective]:
                 axes=pipeline.axes,
                 bytes_per_device=pipeline.of_rank(rank)[0].output_bytes,
                 count_per_step=number,
-                tensors=("residual.stream",),
+                tensors=(STREAM,),
             )

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 from shardwright.core.layout.layout import Layout
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.names import STREAM
 from shardwright.core.pipeline.requests import ends_of_stages, recipe_of, stage_axes
 from shardwright.core.plan.memory import microbatch_bytes
 from shardwright.core.plan.plan import Phase, Plan, PlannedCollective
@@ -94,9 +95,9 @@ def with_sums(request: Request, mesh: Mesh, ends: Plan) -> Plan:
             phase=phases[letter],
             kind="all-reduce",
             axes=stage_axes(request, mesh),
-            bytes_per_device=ends.by_name["residual.stream"].bytes_per_device,
+            bytes_per_device=ends.by_name[STREAM].bytes_per_device,
             count_per_step=1,
-            tensors=("residual.stream",),
+            tensors=(STREAM,),
         )
         for letter in shared_ends(request, mesh)
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.names import STREAM
 from shardwright.core.model.table import ModelTable
 from shardwright.core.pipeline.ends import shared_ends
 from shardwright.core.plan.collectives import amax_collectives, made_of_the_input, sum_over_replicas
@@ -254,7 +255,7 @@ def program_collectives(
             axes=pipeline.axes,
             bytes_per_device=pipeline.stages[0].output_bytes,
             count_per_step=ticks,
-            tensors=("residual.stream",),
+            tensors=(STREAM,),
         )
 
 

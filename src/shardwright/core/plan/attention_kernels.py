@@ -168,9 +168,9 @@ def block_of(backend: Backend, heads: int) -> int:
 
 
 def local_attention(plan: Plan) -> LocalAttention | None:
-    """The attention of one device in one layer; None for a model whose table does not use our names for it."""
-    rows = plan.by_name
-    names = ("attention.queries_attended", "attention.keys_attended", "attention.values_attended")
+    """The attention of one device in one layer; None for a model of whose attention nothing is known."""
+    rows, of_model = plan.by_name, plan.request.table.names
+    names = (of_model.queries_attended, of_model.keys_attended, of_model.values_attended)
     if not all(name in rows for name in names):
         return None
     queries, keys, values = (rows[name] for name in names)
@@ -191,18 +191,14 @@ def local_attention(plan: Plan) -> LocalAttention | None:
     )
 
 
-IN_A_RING = frozenset(f"attention.{name}attended" for name in ("", "keys_", "values_", "latent_"))
-"""What is not kept of attention in a ring where the keys of its steps are not."""
-
-
 def made_again_with_others(request: Request, mesh: Mesh) -> frozenset[str]:
     """What an engine makes again in a layer that makes anything again. The backward pass of attention reads more than its output: all scores
     where they are computed at once, and in a ring the sums after each step. Kernels keep one number for each query and head besides."""
     axes = mesh.larger_than_one(request.layout.axes_sharding("length", "attention"))
     ring = request.layout.move_attention == "ring" and bool(axes)
     if ring and not request.properties.keeps_ring_keys:
-        return IN_A_RING
-    return frozenset({"attention.attended"} if ring or _scores_at_once(request) else ())
+        return request.table.names.of_a_ring
+    return frozenset({request.table.names.attended} if ring or _scores_at_once(request) else ())
 
 
 def _scores_at_once(request: Request) -> bool:
@@ -213,7 +209,7 @@ def _scores_at_once(request: Request) -> bool:
 
 def sums_of_scores(request: Request, row: TensorPlan) -> int:
     """What a kernel of attention keeps with its output: the logarithm of a float32 sum for each query and head."""
-    if row.name != "attention.attended" or _scores_at_once(request):
+    if row.name != request.table.names.attended or _scores_at_once(request):
         return 0
     return row.bytes_per_device // (DTYPE_BYTES[row.dtype] * row.shape[-1]) * DTYPE_BYTES["float32"]
 
@@ -222,6 +218,6 @@ def mask_bytes(request: Request, mesh: Mesh, rows: Mapping[str, TensorPlan]) -> 
     """What kernels of attention that read a mask keep besides, once for all layers: which queries attend to which keys, in the computation's dtype."""
     if not request.properties.masks_attention or made_again_with_others(request, mesh):
         return 0
-    queries, keys = rows["attention.q_positions"], rows["attention.kv_positions"]
+    queries, keys = rows[request.table.names.query_positions], rows[request.table.names.key_positions]
     of_row = ceil(keys.shape[-1] / mesh.size(keys.in_use.dims[-1].axes))
     return queries.bytes_per_device // DTYPE_BYTES[queries.dtype] * of_row * DTYPE_BYTES[request.dtype]

@@ -168,7 +168,7 @@ def _at_the_logits(
     inputs = (
         0
         if in_a_branch or request.properties.frees_eagerly
-        else 2 * sum(a.bytes_per_device for a in activations if a.name == "logits.input")
+        else 2 * sum(a.bytes_per_device for a in activations if a.name == request.table.names.logits_input)
     )
     return ceil((logits + inputs) / request.microbatches) + in_use
 
@@ -202,7 +202,7 @@ def _beside_a_chunk(
     in_use, wide = (
         sum(bytes_on_device(w.in_use, w.shape, dtype, mesh) for w in kernels) for dtype in (request.dtype, "float32")
     )
-    inputs = sum(a.bytes_per_device for a in activations if a.name == "logits.input")
+    inputs = sum(a.bytes_per_device for a in activations if a.name == request.table.names.logits_input)
     return in_use + wide + 2 * ceil(inputs / request.microbatches) + max(logits, in_use * (request.dtype != "float32"))
 
 
@@ -258,7 +258,11 @@ def _freed_eagerly(
     # With microbatches all gradients are there anyhow.
     of_layers = 0 if request.microbatches > 1 else _summed_bytes(request, mesh, layers, updates)
     scores = sum(_elements_of(a) for a in activations if a.component == "logits" and "vocab" in a.in_use.logical_axes)
-    inputs = ceil(2 * sum(a.bytes_per_device for a in activations if a.name == "logits.input") / request.microbatches)
+    inputs = ceil(
+        2
+        * sum(a.bytes_per_device for a in activations if a.name == request.table.names.logits_input)
+        / request.microbatches
+    )
     kernels = [w for w in ends if w.component == "logits" or w.name in tied]
     if request.loss_chunks > 1:
         of_chunk = ceil(8 * scores / request.microbatches / request.loss_chunks)
@@ -271,7 +275,11 @@ def _freed_eagerly(
     # The weights of the layer before are gathered ahead.
     yield True, held + before + gathered + layer
     yield False, of_layers + held + before + layer
-    rows = ceil(3 * sum(a.bytes_per_device for a in activations if a.name == "embedding.output") / request.microbatches)
+    rows = ceil(
+        3
+        * sum(a.bytes_per_device for a in activations if a.name == request.table.names.embedded)
+        / request.microbatches
+    )
     yield False, of_layers + held + before + rows + _at_the_embedding(request, mesh, trained)
     yield False, of_layers + sum(in_use[w.name] + summed[w.name] for w in made)
 
@@ -341,9 +349,9 @@ LANES = 128
 def kept_runs(request: Request, mesh: Mesh, tensors: Sequence[TensorPlan]) -> tuple[Run, ...]:
     """The layers that keep the same, with what is saved and what is made again, in the names of the arrays that there are."""
     rows = {tensor.name: tensor for tensor in tensors}
-    same = same_arrays(request, rows, mesh)
-    if not expert_axes(request.layout, mesh) or request.layout.move_moe == "ring":
-        same |= {"router.dispatched": "moe.dispatched", "router.returned": "moe.output"}
+    same, names = same_arrays(request, rows, mesh), request.table.names
+    if names.dispatched and (not expert_axes(request.layout, mesh) or request.layout.move_moe == "ring"):
+        same |= {names.dispatched: names.received, names.returned: names.expert_outputs}
     return runs_of(request.table, request.remat, tuple(same.items()), made_again_with_others(request, mesh))
 
 
@@ -357,7 +365,7 @@ def saved_by_layers(
     """What the forward pass of all layers saves for the backward pass of one microbatch: on the device, or on the host."""
     rows = {tensor.name: tensor for tensor in tensors}
     like = {one.output: one.like for one in request.table.operations}
-    has_mask = where == "saved" and "attention.attended" in rows and keep_a_mask(runs)
+    has_mask = where == "saved" and request.table.names.attended in rows and keep_a_mask(runs)
     saved = mask_bytes(request, mesh, rows) if has_mask else 0
     for run in runs:
         for name in getattr(run, where):

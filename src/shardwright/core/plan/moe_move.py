@@ -79,7 +79,8 @@ def collectives_of_experts(
     if not last.axes:
         return
     dispatch, ring = move.kind == "dispatch", request.layout.move_moe == "ring"
-    of_tokens = ("router.grouped", "router.grouped_experts", "router.weights") if dispatch else ("router.combined",)
+    names = request.table.names
+    of_tokens = (names.tokens, names.token_experts, names.token_weights) if dispatch else (names.combined,)
     # The gradients of the routing weights need the experts' outputs, so their combine is recomputed. Sums of tokens only leave the layer.
     leaves = replace(move, ends_layer=not dispatch)
     rows = move.source if dispatch else move.target
@@ -190,7 +191,7 @@ def option_collectives(request: Request, mesh: Mesh) -> Mapping[str, tuple[Optio
     tensor = mesh.size(a for a in mesh.names if layout.role(a, "moe") == "tensor")
     held = elements / n / tensor * width
     runs = runs_of(table, request.remat)
-    again = any("moe.dispatched" in run.again for run in runs)
+    again = any(table.names.received in run.again for run in runs)
     tokens, cotangents = _saved_by_codes(request, table.sizes["embed"] * width, 1 + again)
 
     row_bytes = token_bytes * table.top_k
@@ -220,7 +221,7 @@ def option_collectives(request: Request, mesh: Mesh) -> Mapping[str, tuple[Optio
 def _saved_by_codes(request: Request, row_bytes: int, passes: int) -> tuple[float, float]:
     """What codes save of the collectives of a layer, in multiples of one that sends rows of ``row_bytes``: of the dispatches in ``passes``
     passes, and of the combine's transpose in an all-to-all."""
-    sent = sent_rows(request.precision)
+    sent = sent_rows(request.precision, request.table.names)
 
     def share(quantizer: Quantizer | None) -> float:
         if quantizer is None:

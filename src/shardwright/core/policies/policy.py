@@ -26,6 +26,7 @@ from itertools import pairwise
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import nearest
+from shardwright.core.model.names import STREAM
 
 BASES = ("full", "dots", "none")
 """Policies by name."""
@@ -33,7 +34,7 @@ BASES = ("full", "dots", "none")
 CHANGES = ("keep", "host", "recompute")
 """What changes them, each with names of activations."""
 
-INPUT = "residual.stream"
+INPUT = STREAM
 """The input of a layer, from which all else can be made: it is kept under every policy, on the device or on the host."""
 
 WEIGHTS = "weights"

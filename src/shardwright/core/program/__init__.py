@@ -9,5 +9,6 @@ sums.py        what each value, each cotangent and each gradient is a sum over
 kept.py        what a layer makes that has a name, and what its backward pass reads
 weights.py     its weights as rows
 walk.py        the operations in the order in which an engine does them, with those that it does together
+names.py       the names of its tensors, by what its operations make of them
 rows.py        all rows: weights, activations, moves and operations
 """

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from shardwright.core.findings.errors import InputError
+from shardwright.core.model.names import TensorNames
 from shardwright.core.model.table import Activation, Move, Operation, Weight
 from shardwright.core.program.dims import LETTERS
 from shardwright.core.program.kept import Layer, rows_elsewhere
+from shardwright.core.program.names import tensor_names
 from shardwright.core.program.primitives import Add, Attend, Take
 from shardwright.core.program.program import Program, Step, Value
 from shardwright.core.program.sums import ProgramSums, sums_of
@@ -23,12 +25,13 @@ class Rows:
     activations: tuple[Activation, ...]
     moves: tuple[Move, ...]
     operations: tuple[Operation, ...]
+    names: TensorNames
 
 
 def rows_of(program: Program, published: Mapping[str, str]) -> Rows:
     """The rows of a program. ``published``: the name of each weight in published checkpoints, by its name in a layer.
 
-    Raises InputError for what ``sums_of`` and ``weights_of`` refuse, and for a name that means two things in two layers.
+    Raises InputError for what ``sums_of``, ``weights_of`` and ``tensor_names`` refuse, and for a name that means two things in two layers.
     """
     sums, of_batch = sums_of(program), program.of_batch
     layers = {stack.name: Layer.of(stack, program.steps, of_batch) for stack in program.stacks}
@@ -38,6 +41,7 @@ def rows_of(program: Program, published: Mapping[str, str]) -> Rows:
         activations=tuple(_activations(program, like, of_batch)),
         moves=tuple(_moves(program, sums, layers, of_batch)),
         operations=tuple(_of_all_stacks(row for layer in layers.values() for row in layer.operations(like))),
+        names=tensor_names(program),
     )
 
 

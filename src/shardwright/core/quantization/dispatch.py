@@ -20,51 +20,48 @@ are sent as they are.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.model.names import NO_NAMES, TensorNames
 from shardwright.core.quantization.quantized import QuantizedWeight
 from shardwright.core.quantization.reductions import layers_on_device
 from shardwright.core.recipes.formats import E2M1, E8M0, bits_of
 from shardwright.core.recipes.recipe import Quantizer, Recipe
 from shardwright.core.resolution.request import Request
 
-READ_TOKENS, MAKES_OUTPUTS = ("moe.gate", "moe.up"), ("moe.down",)
-"""The weights of experts that are multiplied with the tokens that were sent, and those whose output gradients are. By their names in a layer."""
-
-
-TOKENS, COTANGENTS = ("router.dispatched", "router.grouped"), ("router.returned",)
-"""The activations whose rows are sent to experts: by an all-to-all or around a ring, and in the backward pass."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentRows:
     """How what is sent to experts is quantized; None: it is not. ``tokens``: in the forward pass and in the recomputation.
-    ``cotangents``: in the backward pass."""
+    ``cotangents``: in the backward pass. ``names``: of the model's tensors."""
 
     tokens: Quantizer | None = None
     cotangents: Quantizer | None = None
+    names: TensorNames = NO_NAMES
 
     def in_layer(self, quantized: Collection[str]) -> SentRows:
         """The same in a layer in which these weights are quantized."""
-        return SentRows(
-            tokens=self.tokens if {*READ_TOKENS} <= {*quantized} else None,
-            cotangents=self.cotangents if {*MAKES_OUTPUTS} <= {*quantized} else None,
+        return replace(
+            self,
+            tokens=self.tokens if {*self.names.reading_weights} <= {*quantized} else None,
+            cotangents=self.cotangents if {*self.names.output_weights} <= {*quantized} else None,
         )
 
 
 AS_THEY_ARE = SentRows()
 
 
-def sent_rows(recipe: Recipe | None) -> SentRows:
-    """What a recipe says of the rows that are sent to experts."""
+def sent_rows(recipe: Recipe | None, names: TensorNames) -> SentRows:
+    """What a recipe says of the rows that are sent to experts. ``names``: of the model's tensors."""
     if recipe is None or not recipe.dispatch_quantized:
         return AS_THEY_ARE
     tokens = recipe.quantizers.get(("output", "input"))
     cotangents = recipe.quantizers.get(("input_gradient", "output_gradient"))
     return SentRows(
+        names=names,
         tokens=None if tokens is None or unlike_a_row(tokens) else tokens,
         cotangents=None if cotangents is None or unlike_a_row(cotangents) else cotangents,
     )
@@ -118,11 +115,12 @@ def sent_as_codes(
 ) -> tuple[int, tuple[RowArray, ...]]:
     """In how many layers of a device the rows of an activation are sent as codes in a phase, and what is sent then. Codes and
     scales are sent one after the other, or the bytes of both in one collective. ``width``: elements of a row."""
-    sent, backward = sent_rows(request.precision), phase == "backward"
+    names, backward = request.table.names, phase == "backward"
+    sent = sent_rows(request.precision, names)
     quantizer = sent.cotangents if backward else sent.tokens
-    if quantizer is None or name not in (COTANGENTS if backward else TOKENS):
+    if quantizer is None or name not in ((names.returned,) if backward else (names.dispatched, names.tokens)):
         return 0, ()
-    layers = coded_layers(request, mesh, quantized, MAKES_OUTPUTS if backward else READ_TOKENS)
+    layers = coded_layers(request, mesh, quantized, names.output_weights if backward else names.reading_weights)
     arrays = arrays_of_rows(quantizer, width)
     if request.properties.sends_scales_with_codes:
         arrays = (RowArray(dtype="uint8", row_bytes=sum(one.row_bytes for one in arrays)),)

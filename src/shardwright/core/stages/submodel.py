@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from shardwright.core.layout.roles import OUTSIDE_LAYERS
+from shardwright.core.model.names import STREAM
 from shardwright.core.model.table import Activation, ModelTable, Weight
 from shardwright.core.stages.assignment import Stage
 from shardwright.core.stages.padded import layers_of
@@ -91,7 +92,7 @@ def _activations(table: ModelTable, stage: Stage, stacks: dict[str, int]) -> Ite
             continue
         # Masks are those of all layers: they are made once.
         num = sum(stacks.get(name, 0) for name in row.stacks) if row.stacks else min(row.num, len(stage.layers))
-        if row.name == "residual.stream":
+        if row.name == STREAM:
             # A stage without layers receives it too.
             num = max(1, num)
         if num:

@@ -79,7 +79,7 @@ def _flops(table: ModelTable, weight: Weight) -> float:
 def _attended(table: ModelTable, length: int) -> float:
     """The products of queries with keys, and of attention weights with values, without a saving for causality."""
     rows = {row.name: row for row in table.activations}
-    names = ("attention.queries", "attention.keys_attended", "attention.values_attended")
+    names = (table.names.queries, table.names.keys_attended, table.names.values_attended)
     if not all(name in rows for name in names):
         return 0.0
     queries, keys, values = (rows[name] for name in names)

@@ -28,11 +28,13 @@ SwiGLU 10, not 6; an addition 6. With the sizes of Llama 3 8B this is 3.1 times 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
+from shardwright.core.model.names import STREAM, TensorNames
 from shardwright.core.plan.memory import bytes_on_device
 from shardwright.core.plan.plan import Phase, Plan, TensorPlan, layers_on_device
-from shardwright.core.policies.policy import INPUT
 from shardwright.core.policies.repeated import share_made_again
 from shardwright.core.policies.runs import Run, runs_of
 from shardwright.cost.steps.routing import EVEN, bytes_between_hops, bytes_in_vain, filled_share
@@ -40,31 +42,23 @@ from shardwright.cost.steps.routing import EVEN, bytes_between_hops, bytes_in_va
 EAGER_PASSES = 3.1
 """Bytes that eager PyTorch moves, in multiples of those of fused kernels: counted, see above."""
 
-PASSES: Mapping[str, int] = {
-    "residual.stream": 6,
-    "attention.input": 1,
-    "mlp.input": 1,
-    "router.input": 1,
-    "shared.input": 1,
-    "attention.projected": 1,
-    "mlp.projected": 1,
-    "shared.projected": 1,
-    "router.output": 1,
-    "attention.queries": 2,
-    "attention.keys": 2,
-    "attention.query_latent": 2,
-    "attention.latent": 2,
-    "mlp.hidden": 3,
-    "moe.hidden": 3,
-    "shared.hidden": 3,
-    "router.dispatched": 2,
-    "moe.dispatched": 2,
-    "moe.output": 1,
-    "router.returned": 2,
-    "router.combined": 1,
-    "logits.scores": 1,
-}
-MADE_OF_A_LATENT = ("attention.keys_attended", "attention.values_attended")
+
+@lru_cache(maxsize=64)
+def passes_of(names: TensorNames) -> Mapping[str, int]:
+    """How often a forward pass reads or writes each activation of a model, as above."""
+    passes = Counter({STREAM: 6})
+    for times, of_these in (
+        (3, names.hidden),
+        (2, names.rotated),
+        (2, names.latents),
+        (2, names.made_from_taken),
+        (2, (names.dispatched, names.received, names.returned)),
+        (1, names.normed),
+        (1, names.summands),
+        (1, (names.expert_outputs, names.combined, names.scores)),
+    ):
+        passes.update({name: times for name in of_these if name})
+    return dict(passes)
 
 
 def elementwise_bytes(
@@ -73,16 +67,15 @@ def elementwise_bytes(
     """Bytes that one device moves in a step, by component and phase, in fused kernels. ``shares``: of experts' rows (``routing.py``).
     ``static_on``: the network of the chips, where buffers of experts have a static size: what is touched of them in vain counts too."""
     found: dict[tuple[str, Phase], float] = {}
-    latent = "attention.latent" in plan.by_name
-    runs = runs_of(plan.request.table, plan.request.remat)
+    runs, passes_by_name = runs_of(plan.request.table, plan.request.remat), passes_of(plan.request.table.names)
     for tensor in plan.activations:
-        passes = 2 if latent and tensor.name in MADE_OF_A_LATENT else PASSES.get(tensor.name, 0)
+        passes = passes_by_name.get(tensor.name, 0)
         if not passes:
             continue
         layers = layers_on_device(plan.request, plan.mesh, tensor)
         moved = passes * tensor.bytes_per_device * filled_share(plan, tensor, shares) * layers
         forward, backward = (0.0, 0.0) if static_on is None else bytes_in_vain(plan, tensor, static_on, shares)
-        again = _again(tensor, runs)
+        again = _again(tensor, runs, plan.request.table.names)
         phases: Mapping[Phase, float] = {
             "forward": moved + layers * forward,
             "recompute": again * (moved + layers * forward),
@@ -99,7 +92,7 @@ def elementwise_bytes(
 
 def _add_nodes(plan: Plan, runs: Sequence[Run], found: dict[tuple[str, Phase], float]) -> None:
     """Tokens that are sent to nodes, and their sums of nodes."""
-    dispatched = plan.by_name.get("moe.dispatched")
+    dispatched = plan.by_name.get(plan.request.table.names.received)
     if dispatched is None or not (moved := bytes_between_hops(plan)):
         return
     moved *= layers_on_device(plan.request, plan.mesh, dispatched)
@@ -119,9 +112,10 @@ def _summed_over_chunks(plan: Plan) -> float:
     return 2.0 * size * request.loss_chunks * request.microbatches
 
 
-def _again(tensor: TensorPlan, runs: Sequence[Run]) -> float:
+def _again(tensor: TensorPlan, runs: Sequence[Run], names: TensorNames) -> float:
     """The share of layers that make a tensor again. The norms and additions of the residual stream are those of its middle, and what a
     product makes again is read again by what follows it."""
     if tensor.component in ("logits", "embedding", "input"):
         return 0.0
-    return share_made_again(runs, "residual.middle" if tensor.name == INPUT else tensor.name)
+    shares = (share_made_again(runs, name) for name in (names.between if tensor.name == STREAM else [tensor.name]))
+    return max(shares, default=0.0)

@@ -90,7 +90,7 @@ def _products(plan: Plan) -> Iterator[tuple[str, float, float, str | None]]:
             yield component, _of_weight(plan, weight, tensor, component), again, weight.name
     scores = _of_scores(plan)
     if scores:
-        yield "attention", scores, share_made_again(runs, "attention.attended"), None
+        yield "attention", scores, share_made_again(runs, request.table.names.attended), None
 
 
 def _components(weight: Weight) -> Iterable[str]:
@@ -105,7 +105,7 @@ def _of_weight(plan: Plan, weight: Weight, tensor: TensorPlan, component: str) -
     table, layout = plan.request.table, plan.request.layout
     tokens = plan.sizes["batch"] * plan.sizes["length"]
     chosen = table.top_k / weight.size("experts") if table.top_k and "experts" in weight.logical_axes else 1.0
-    keys = plan.by_name.get("attention.keys_attended")
+    keys = plan.by_name.get(table.names.keys_attended)
     axes = _axes_of_product(
         of_one_layer(weight), tensor.in_use, component, layout, plan.mesh.outline, keys and keys.in_use
     )
@@ -126,12 +126,12 @@ def _axes_of_product(
 
 
 def _of_scores(plan: Plan) -> float:
-    rows = plan.by_name
-    names = ("attention.queries", "attention.keys_attended", "attention.values_attended")
+    rows, of_model = plan.by_name, plan.request.table.names
+    names = (of_model.queries, of_model.keys_attended, of_model.values_attended)
     if not all(name in rows for name in names):
         return 0.0
     queries, keys, values = (_sizes(rows[name]) for name in names)
-    queries_plan = rows["attention.queries"]
+    queries_plan = rows[of_model.queries]
     stages = plan.request.layout.axes_with("stage", "attention")
     widths = keys["head_dim"] + values["head_dim"]
     pairs = prod((queries["batch"], queries["length"], keys["kv_length"], queries["heads"]))

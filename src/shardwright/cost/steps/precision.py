@@ -27,8 +27,6 @@ from shardwright.core.plan.plan import Phase, Plan, layers_on_device
 from shardwright.core.policies.repeated import share_again, share_made_again
 from shardwright.core.policies.runs import runs_of
 from shardwright.core.quantization.dispatch import (
-    MAKES_OUTPUTS,
-    READ_TOKENS,
     arrays_of_rows,
     coded_layers,
     sent_rows,
@@ -183,16 +181,17 @@ def _made(weight: QuantizedWeight, operand: QuantizedOperand, program: str) -> t
 
 def _dispatch_bytes(plan: Plan) -> float:
     """Bytes that a device reads and writes to quantize the rows that it sends to experts, and to make values of those that it receives."""
-    request, sent = plan.request, sent_rows(plan.request.precision)
+    request, sent = plan.request, sent_rows(plan.request.precision, plan.request.table.names)
+    names, runs = request.table.names, runs_of(request.table, request.remat)
     total = 0
     # Of cotangents only those that are sent inside of a node are codes.
-    for quantizer, names, passes, first_hop in (
-        (sent.tokens, READ_TOKENS, 1 + share_made_again(runs_of(request.table, request.remat), "moe.dispatched"), 0),
-        (sent.cotangents, MAKES_OUTPUTS, 1, -1),
+    for quantizer, weights, passes, first_hop in (
+        (sent.tokens, names.reading_weights, 1 + share_made_again(runs, names.received), 0),
+        (sent.cotangents, names.output_weights, 1, -1),
     ):
-        layers = coded_layers(request, plan.mesh, plan.quantized, names)
+        layers = coded_layers(request, plan.mesh, plan.quantized, weights)
         if quantizer is not None and layers:
-            width = plan.by_name["router.dispatched"].shape[-1]
+            width = plan.by_name[names.dispatched].shape[-1]
             row_bytes = width * DTYPE_BYTES[request.dtype] + sum(
                 one.row_bytes for one in arrays_of_rows(quantizer, width)
             )

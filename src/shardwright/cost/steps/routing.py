@@ -25,19 +25,20 @@ EVEN = 1.0
 PASSES_OF_A_HOP = 4.0
 """How often a token is read or written in memory for an exchange with nodes, forward: rows are made of tokens, and sums of nodes are added."""
 
-SENT_ON_IN_VAIN: Mapping[str, tuple[int, int]] = {"router.dispatched": (2, 1), "router.returned": (1, 4)}
+SENT_ON_IN_VAIN: Mapping[str, tuple[int, int]] = {"dispatched": (2, 1), "returned": (1, 4)}
 """The same of rows that a device sends on inside a node: they are gathered by index for all places of its buffer, and summed for all of
 its tokens (``engine_jax/experts/rows.py``)."""
 
 IN_VAIN: Mapping[tuple[str, str], Mapping[str, tuple[int, int]]] = {
-    ("switch", "all-to-all"): {"moe.hidden": (2, 0), "moe.output": (1, 0)},
-    ("switch", "ring"): {"moe.dispatched": (2, 0), "moe.hidden": (2, 0), "moe.output": (1, 3)},
-    ("switch", "two-hops"): {"moe.hidden": (2, 0), "moe.output": (1, 0), **SENT_ON_IN_VAIN},
-    ("torus", "all-to-all"): {"moe.dispatched": (0, 3), "moe.hidden": (3, 6)},
-    ("torus", "two-hops"): {"moe.dispatched": (0, 3), "moe.hidden": (3, 6), **SENT_ON_IN_VAIN},
-    ("torus", "ring"): {"moe.dispatched": (2, 3), "moe.hidden": (3, 6), "moe.output": (0, 3)},
+    ("switch", "all-to-all"): {"expert_hidden": (2, 0), "expert_outputs": (1, 0)},
+    ("switch", "ring"): {"received": (2, 0), "expert_hidden": (2, 0), "expert_outputs": (1, 3)},
+    ("switch", "two-hops"): {"expert_hidden": (2, 0), "expert_outputs": (1, 0), **SENT_ON_IN_VAIN},
+    ("torus", "all-to-all"): {"received": (0, 3), "expert_hidden": (3, 6)},
+    ("torus", "two-hops"): {"received": (0, 3), "expert_hidden": (3, 6), **SENT_ON_IN_VAIN},
+    ("torus", "ring"): {"received": (2, 3), "expert_hidden": (3, 6), "expert_outputs": (0, 3)},
 }
-"""How often JAX's program reads or writes the rows of a buffer that nobody sent, forward and backward, by network and by how tokens move.
+"""How often JAX's program reads or writes the rows of a buffer that nobody sent, forward and backward, by network and by how tokens move, of the
+fields of ``TensorNames``.
 The loop over blocks fills gate, up and the output first; around the kernel of TPUs SwiGLU and a sum have the whole buffer; a ring gathers
 by index into all of it. Copies before and after an all-to-all end with the rows received (``engine_jax/experts/exchange.py``)."""
 
@@ -51,7 +52,7 @@ def shares_of_one(plan: Plan) -> float:
     >>> [shares_of_one(plan) for plan in (make_plan(request), with_all_to_one(make_plan(request)))]
     [1.25, 4.0]
     """
-    if plan.request.table.top_k is None or "moe.dispatched" not in plan.by_name:
+    if plan.request.table.top_k is None or plan.request.table.names.received not in plan.by_name:
         return EVEN
     traffic = traffic_of(plan.request, plan.mesh)
     return max(EVEN, traffic.buffer_rows(plan.request.expert_buffer) / traffic.assignments)
@@ -70,7 +71,8 @@ def filled_share(plan: Plan, tensor: TensorPlan, shares: float) -> float:
 
 def bytes_in_vain(plan: Plan, tensor: TensorPlan, network: str, shares: float) -> tuple[float, float]:
     """Bytes of one layer's buffer for rows that nobody sent, forward and backward, in a program of JAX."""
-    forward, backward = IN_VAIN.get((network, plan.request.layout.move_moe), {}).get(tensor.name, (0, 0))
+    names, touched = plan.request.table.names, IN_VAIN.get((network, plan.request.layout.move_moe), {})
+    forward, backward = next((times for of, times in touched.items() if getattr(names, of) == tensor.name), (0, 0))
     rest = tensor.bytes_per_device * (1.0 - filled_share(plan, tensor, shares)) if forward or backward else 0.0
     return forward * rest, backward * rest
 

@@ -378,7 +378,7 @@ def _experts(plan: Plan, backend: Backend) -> ExpertLinks | None:
         products=choose_expert_kernel(
             backend, buffer_rows=buffer_rows, experts=traffic.experts, dtype=plan.by_name["moe.dispatched"].dtype
         ),
-        sent=sent_rows(plan.request.precision),
+        sent=sent_rows(plan.request.precision, plan.request.table.names),
     )
 
 

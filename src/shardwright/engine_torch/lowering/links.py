@@ -273,5 +273,5 @@ def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
         capacity=traffic.capacity,
         # Without a given size, PyTorch's buffer has as many rows as the rank receives.
         buffer_rows=None if buffer is None else traffic.buffer_rows(buffer),
-        sent=sent_rows(plan.request.precision),
+        sent=sent_rows(plan.request.precision, plan.request.table.names),
     )

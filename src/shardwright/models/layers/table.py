@@ -29,6 +29,7 @@ def table_of(
         activations=rows.activations,
         moves=rows.moves,
         operations=rows.operations,
+        names=rows.names,
         num_layers=sum(stack.num for stack in architecture.stacks),
         dtype=size.dtype,
         top_k=experts.top_k if experts else None,
