@@ -10,7 +10,7 @@ from pathlib import Path
 
 from shardwright.core.layout.roles import COMPONENTS
 
-NAMELESS = ("core", "cost", "search", "report", "locks", "layouts", "training", "cli")
+NAMELESS = ("core", "cost", "search", "report", "locks", "layouts", "training", "runs", "compiled", "cli")
 """The layers that type no name."""
 
 TYPED: Mapping[str, frozenset[str]] = {

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from shardwright.core.engines.engines import Engine
+from shardwright.core.engines.engines import DEFAULT_ENGINE, Engine
 from shardwright.core.findings.bounds import number_text, within
 from shardwright.core.findings.errors import InputError
 
@@ -86,7 +86,10 @@ class _Cluster:
 
 
 def find_processes(
-    options: CommandLine, environment: Mapping[str, str], full_host_name: Callable[[], str], engine: Engine = "jax"
+    options: CommandLine,
+    environment: Mapping[str, str],
+    full_host_name: Callable[[], str],
+    engine: Engine = DEFAULT_ENGINE,
 ) -> tuple[Processes | None, str | None]:
     """The processes of this run, or None for a single process; and a note for the user where the result may surprise.
 

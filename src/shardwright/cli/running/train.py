@@ -25,6 +25,7 @@ from shardwright.cli.typed.request import as_typed, planned, requested
 from shardwright.cli.typed.values import at_least_one
 from shardwright.cli.typed.verbs import TrainVerb
 from shardwright.cli.typed.written import arguments_of
+from shardwright.core.engines.engines import engine_named
 from shardwright.core.findings.errors import FindingsError, ShardwrightError
 from shardwright.core.plan.plan import Plan
 from shardwright.report.text.units import pretty_bytes, pretty_seconds
@@ -46,7 +47,7 @@ def run_train(verb: TrainVerb, arguments: Sequence[str]) -> int:
 
     Of several processes, only the first prints. ``arguments``: the command line, with which ranks are started.
     """
-    engine = "torch" if verb.plan.engine == "torch" else "jax"
+    engine = engine_named(verb.plan.engine)
     # The options about processes are for the parent command, which has numbered its ranks.
     options = _process_options(verb.run)
     if is_rank(os.environ):

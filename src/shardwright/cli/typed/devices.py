@@ -13,6 +13,7 @@ from pathlib import Path
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.values import mesh_sizes, settings
 from shardwright.cli.typed.verbs import TrainVerb
+from shardwright.core.engines.engines import ENGINES, Engine
 from shardwright.core.resolution.mesh_sizes import fitted_sizes, mesh_text
 from shardwright.layouts import load_layout
 from shardwright.models import build
@@ -53,7 +54,9 @@ def leave_out_absent_tpus(
         environment["JAX_PLATFORMS"] = "cpu"
 
 
-def on_present_devices(verb: TrainVerb, engine: str, processes: Processes | None) -> tuple[TrainVerb, dict[str, str]]:
+def on_present_devices(
+    verb: TrainVerb, engine: Engine, processes: Processes | None
+) -> tuple[TrainVerb, dict[str, str]]:
     """The verb with a mesh of the devices that are there, where it names none or has ``auto``, and that default by its option.
 
     Processes of JAX know of each other's devices only when they have met: among them the mesh stays the model's natural one.
@@ -65,7 +68,7 @@ def on_present_devices(verb: TrainVerb, engine: str, processes: Processes | None
     if options.mesh is not None and not automatic:
         return verb, {}
     if processes is None:
-        with needing_extra(engine, f"training on {'PyTorch' if engine == 'torch' else 'JAX'}"):
+        with needing_extra(engine, f"training on {ENGINES[engine].framework}"):
             devices = import_module(f"shardwright.engine_{engine}.io.mesh").count_devices()
     elif engine == "torch":
         devices = processes.count

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from shardwright.cli.arguments.declared import Hidden, Repeated, ValueType, arg, one_of
+from shardwright.core.engines.engines import ENGINES
 from shardwright.core.findings.bounds import integer_of
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.finding import Finding
@@ -120,7 +121,7 @@ LocalOut = Annotated[Path, ValueType("DIR", _local_out)]
 Flag = bool
 Dtype = Annotated[str | None, _DTYPE]
 Dtypes = Annotated[str | None, ValueType("DTYPE[,DTYPE...]", _dtypes)]
-Engine = Annotated[str | None, one_of("jax", "torch")]
+Engine = Annotated[str | None, one_of(*ENGINES)]
 Hops = Annotated[str | None, one_of(*WAYS, AUTO)]
 Schedule = Annotated[str | None, one_of(*SCHEDULES)]
 Patterns = Annotated[

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardwright.cli.typed.extras import needing_extra
 from shardwright.cli.typed.options import PlanOptions
 from shardwright.cli.typed.values import above_zero, at_least_one, mesh_sizes, moves, settings
+from shardwright.core.engines.engines import DEFAULT_ENGINE, engine_named
 from shardwright.core.findings.errors import InputError
 from shardwright.core.findings.nearest import did_you_mean
 from shardwright.core.layout.layout import Layout
@@ -112,7 +113,7 @@ def typed_request(model: str, layout_name: str | None, options: PlanOptions) -> 
         length=_natural("--length", options.length, table.natural_length, table, chosen),
         mesh_sizes=sizes,
         devices=devices,
-        engine="torch" if _taken("--engine", options.engine, "jax", chosen) == "torch" else "jax",
+        engine=engine_named(_taken("--engine", options.engine, DEFAULT_ENGINE, chosen)),
         dtype=_taken("--dtype", options.dtype, table.dtype, chosen),
         weights_dtype=_taken("--weights-dtype", options.weights_dtype, "float32", chosen),
         moments_dtype=_taken("--moments-dtype", options.moments_dtype, "float32", chosen),
@@ -224,7 +225,7 @@ def _optimizer(options: PlanOptions, table: ModelTable) -> Optimizer:
     if library not in ENGINES:
         raise InputError(f"--optimizer: '{options.optimizer}' names '{library}'. {did_you_mean(library, ENGINES)}")
     check_here(name)
-    engine = options.engine or "jax"
+    engine = engine_named(options.engine)
     if ENGINES[library] != engine:
         raise InputError(
             f"--optimizer {options.optimizer} is of {library}, and --engine is {engine}. Give --engine {ENGINES[library]}. {OURS}"

@@ -175,7 +175,7 @@ def _counts(plan: Plan, one: CompiledCollective) -> bool:
 
 
 def _over_a_vocabulary(plan: Plan, one: CompiledCollective) -> bool:
-    scores = plan.by_name.get("logits.scores")
+    scores = plan.by_name.get(plan.request.table.names.scores)
     if scores is None:
         return False
     sharding_axes = plan.mesh.in_mesh_order(plan.mesh.larger_than_one(scores.in_use.axes_of("vocab")))

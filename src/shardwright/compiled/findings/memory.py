@@ -41,7 +41,7 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
     if not program.memory.largest:
         return
     largest = max(program.memory.largest, key=lambda one: one.bytes_per_device)
-    row = plan.by_name.get("logits.scores")
+    row = plan.by_name.get(plan.request.table.names.scores)
     if row is None or not _has_scores(plan, largest):
         return
     peak = program.memory.peak_bytes
@@ -54,7 +54,7 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
         code="SW311",
         severity="info",
         where="'logits': the largest temporary" + (f", at {largest.source}" if largest.source else ""),
-        tensor="logits.scores",
+        tensor=row.name,
         found=f"{largest.dtype} {shape}, {bytes_text(largest.bytes_per_device)}: tokens by vocabulary entries, "
         f"{percent(largest.bytes_per_device / peak)} of the peak",
         needed="fewer tokens or fewer entries at a time",
@@ -70,7 +70,7 @@ def scores(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterat
 
 def _has_scores(plan: Plan, one: Temporary) -> bool:
     """Whether a temporary has a vocabulary dim, unsharded or the local shard, and the tokens of a device."""
-    row = plan.by_name["logits.scores"]
+    row = plan.by_name[plan.request.table.names.scores]
     if one.shape in {weight.shape for weight in plan.weights}:
         return False
     vocabulary = row.shape[-1]
@@ -81,7 +81,11 @@ def _has_scores(plan: Plan, one: Temporary) -> bool:
 
 
 def _score_bytes(plan: Plan) -> float:
-    return plan.by_name["logits.scores"].bytes_per_device / plan.request.microbatches / plan.request.loss_chunks
+    return (
+        plan.by_name[plan.request.table.names.scores].bytes_per_device
+        / plan.request.microbatches
+        / plan.request.loss_chunks
+    )
 
 
 def chip_memory(plan: Plan, program: CompiledProgram, agreement: Agreement) -> Iterator[Fixable]:

@@ -96,3 +96,12 @@ ENGINES: Mapping[Engine, EngineProperties] = {
         masks_attention=True,
     ),
 }
+
+
+def engine_named(name: str | None) -> Engine:
+    """The engine that a command line names; the default where it names none.
+
+    >>> engine_named("torch"), engine_named(None)
+    ('torch', 'jax')
+    """
+    return next((engine for engine in ENGINES if engine == name), DEFAULT_ENGINE)
