@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.model.names import STREAM, TensorNames
@@ -31,17 +32,19 @@ def tensor_names(program: Program) -> TensorNames:
     for stack in program.stacks:
         if stack.input.name != STREAM:
             raise InputError(f"the layers of '{stack.name}' get {stack.input}. Call it '{STREAM}', as policies do.")
-    return _Names(program).all()
+    steps = _Steps(program)
+    return steps.of_experts(steps.of_attention(steps.of_layers()))
 
 
-class _Names:
+class _Steps:
     """The steps of a program by what they make and by what they need."""
 
     def __init__(self, program: Program) -> None:
         self.steps = program.steps
         self.made_by = {output: step for step in program.steps for output in step.outputs}
 
-    def all(self) -> TensorNames:
+    def of_layers(self) -> TensorNames:
+        """The names of the ends, and of what all layers have."""
         scores = self._one(Loss, lambda step: step.inputs[0].name)
         ends = {self._product_of(step.inputs[0]).inputs[0].name for step in self._steps(Loss)}
         return TensorNames(
@@ -65,55 +68,57 @@ class _Names:
             )
             - {""},
             hidden=frozenset(step.output.name for step in self._steps(Gate)),
-            **self._of_attention(),
-            **self._of_experts(),
         )
 
-    def _of_attention(self) -> dict[str, object]:
-        steps = self._steps(Attend)
-        if not steps:
-            return {}
+    def of_attention(self, names: TensorNames) -> TensorNames:
+        if not self._steps(Attend):
+            return names
         query, key, value = (
             self._one(Attend, lambda step, number=number: step.inputs[number].name) for number in range(3)
         )
         attended = self._one(Attend, lambda step: step.output.name)
-        keys = {step.output.row for step in self._steps(Take) if step.does.kind == "keys" and step.output.is_float}
-        return {
-            "queries": self._one(Attend, lambda step: self._taken(step.inputs[0]).name),
-            "queries_attended": query,
-            "keys_attended": key,
-            "values_attended": value,
-            "attended": attended,
-            "query_positions": self._one(Attend, lambda step: step.inputs[3].name),
-            "key_positions": self._one(Attend, lambda step: step.inputs[5].name),
-            "made_from_taken": frozenset({key, value} - keys),
-            "of_a_ring": frozenset({attended, key, value} | keys),
-        }
+        keys = {step.output.row for step in self._takes("keys") if step.output.is_float}
+        return replace(
+            names,
+            queries=self._one(Attend, lambda step: self._taken(step.inputs[0]).name),
+            queries_attended=query,
+            keys_attended=key,
+            values_attended=value,
+            attended=attended,
+            query_positions=self._one(Attend, lambda step: step.inputs[3].name),
+            key_positions=self._one(Attend, lambda step: step.inputs[5].name),
+            made_from_taken=frozenset({key, value} - keys),
+            of_a_ring=frozenset({attended, key, value} | keys),
+        )
 
-    def _of_experts(self) -> dict[str, object]:
+    def of_experts(self, names: TensorNames) -> TensorNames:
         if not self._steps(Dispatch):
-            return {}
-        received = _only({step.output.row for step in self._steps(Take) if step.does.kind == "dispatch"})
-        back = [step for step in self._steps(Take) if step.does.kind == "combine"]
+            return names
+        received = _only({step.output.row for step in self._takes("dispatch")})
+        back = self._takes("combine")
         outputs = _only({step.inputs[0].name for step in back})
         making = [step for step in self._steps(Product) if step.output.name == outputs]
         reading = [step for step in self._steps(Product) if step.inputs[0].row == received]
-        return {
-            "tokens": self._one(Dispatch, lambda step: step.inputs[0].name),
-            "token_experts": self._one(Dispatch, lambda step: step.inputs[1].name),
-            "token_weights": self._one(Combine, lambda step: step.inputs[1].name),
-            "dispatched": self._one(Dispatch, lambda step: step.output.name),
-            "received": received,
-            "expert_hidden": _only({step.inputs[0].name for step in making}),
-            "expert_outputs": outputs,
-            "returned": _only({step.output.row for step in back}),
-            "combined": self._one(Combine, lambda step: step.output.name),
-            "reading_weights": _weights(reading),
-            "output_weights": _weights(making),
-        }
+        return replace(
+            names,
+            tokens=self._one(Dispatch, lambda step: step.inputs[0].name),
+            token_experts=self._one(Dispatch, lambda step: step.inputs[1].name),
+            token_weights=self._one(Combine, lambda step: step.inputs[1].name),
+            dispatched=self._one(Dispatch, lambda step: step.output.name),
+            received=received,
+            expert_hidden=_only({step.inputs[0].name for step in making}),
+            expert_outputs=outputs,
+            returned=_only({step.output.row for step in back}),
+            combined=self._one(Combine, lambda step: step.output.name),
+            reading_weights=_weights(reading),
+            output_weights=_weights(making),
+        )
 
     def _steps(self, kind: type[Primitive]) -> list[Step]:
         return [step for step in self.steps if isinstance(step.does, kind)]
+
+    def _takes(self, kind: str) -> list[Step]:
+        return [step for step in self.steps if isinstance(step.does, Take) and step.does.kind == kind]
 
     def _one(self, kind: type[Primitive], name: Callable[[Step], str]) -> str:
         return _only({name(step) for step in self._steps(kind)})
