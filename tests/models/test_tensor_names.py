@@ -95,7 +95,8 @@ def test_two_names_of_what_the_core_knows_one_are_refused() -> None:
     batch = batch_fields(draft)
     embed = draft.part("embedding")
     ids = embed.take(batch["tokens"], "ids")
-    embed.embed(ids, "tokens", "output"), embed.embed(ids, "others", "other_output")
+    for weight, name in (("tokens", "output"), ("others", "other_output")):
+        embed.embed(ids, weight, name)
     program = Program(sizes={}, fields=(), steps=tuple(draft._steps), stacks=(), initializer_stddev=0.02)
     with pytest.raises(InputError) as refused:
         tensor_names(program)

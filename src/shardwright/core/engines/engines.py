@@ -104,4 +104,5 @@ def engine_named(name: str | None) -> Engine:
     >>> engine_named("torch"), engine_named(None)
     ('torch', 'jax')
     """
-    return next((engine for engine in ENGINES if engine == name), DEFAULT_ENGINE)
+    named: Mapping[str, Engine] = {engine: engine for engine in ENGINES}
+    return DEFAULT_ENGINE if name is None else named[name]
