@@ -165,11 +165,8 @@ def _at_the_logits(
         return _beside_a_chunk(request, mesh, kernels, activations, in_chunks)
     in_use = times * sum(bytes_on_device(w.in_use, w.shape, request.dtype, mesh) for w in kernels)
     # A branch has them as its operand and its result.
-    inputs = (
-        0
-        if in_a_branch or request.properties.frees_eagerly
-        else 2 * sum(a.bytes_per_device for a in activations if a.name == request.table.names.logits_input)
-    )
+    has_inputs = not in_a_branch and not request.properties.frees_eagerly
+    inputs = 2 * _bytes_of(activations, request.table.names.logits_input) * has_inputs
     return ceil((logits + inputs) / request.microbatches) + in_use
 
 
@@ -202,7 +199,7 @@ def _beside_a_chunk(
     in_use, wide = (
         sum(bytes_on_device(w.in_use, w.shape, dtype, mesh) for w in kernels) for dtype in (request.dtype, "float32")
     )
-    inputs = sum(a.bytes_per_device for a in activations if a.name == request.table.names.logits_input)
+    inputs = _bytes_of(activations, request.table.names.logits_input)
     return in_use + wide + 2 * ceil(inputs / request.microbatches) + max(logits, in_use * (request.dtype != "float32"))
 
 
@@ -258,11 +255,7 @@ def _freed_eagerly(
     # With microbatches all gradients are there anyhow.
     of_layers = 0 if request.microbatches > 1 else _summed_bytes(request, mesh, layers, updates)
     scores = sum(_elements_of(a) for a in activations if a.component == "logits" and "vocab" in a.in_use.logical_axes)
-    inputs = ceil(
-        2
-        * sum(a.bytes_per_device for a in activations if a.name == request.table.names.logits_input)
-        / request.microbatches
-    )
+    inputs = ceil(2 * _bytes_of(activations, request.table.names.logits_input) / request.microbatches)
     kernels = [w for w in ends if w.component == "logits" or w.name in tied]
     if request.loss_chunks > 1:
         of_chunk = ceil(8 * scores / request.microbatches / request.loss_chunks)
@@ -275,13 +268,13 @@ def _freed_eagerly(
     # The weights of the layer before are gathered ahead.
     yield True, held + before + gathered + layer
     yield False, of_layers + held + before + layer
-    rows = ceil(
-        3
-        * sum(a.bytes_per_device for a in activations if a.name == request.table.names.embedded)
-        / request.microbatches
-    )
+    rows = ceil(3 * _bytes_of(activations, request.table.names.embedded) / request.microbatches)
     yield False, of_layers + held + before + rows + _at_the_embedding(request, mesh, trained)
     yield False, of_layers + sum(in_use[w.name] + summed[w.name] for w in made)
+
+
+def _bytes_of(activations: Iterable[TensorPlan], name: str) -> int:
+    return sum(activation.bytes_per_device for activation in activations if activation.name == name)
 
 
 def _elements_of(activation: TensorPlan) -> int:
