@@ -13,7 +13,7 @@ import torch.distributed as dist
 from shardwright.core.mesh.mesh import Mesh
 from shardwright.core.plan.plan import Plan
 from shardwright.engine_torch.io.mesh import Peers, Ranks
-from shardwright.engine_torch.model import stage
+from shardwright.engine_torch.model import interpreter, stage
 from shardwright.engine_torch.stages import timetable
 from shardwright.engine_torch.training import step
 from shardwright.training.optimizer import OptimizerOptions
@@ -23,12 +23,12 @@ from tests.engine_torch.training import RankRun, train
 
 def _change_loss(patch: pytest.MonkeyPatch, change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
     """Have the loss of each rank be ``change(loss, valid_BL)``."""
-    right = stage.summed_cross_entropy
+    right = interpreter.summed_cross_entropy
 
     def wrong(logits_BLV: torch.Tensor, targets_BL: torch.Tensor, valid_BL: torch.Tensor, vocab: Peers) -> torch.Tensor:
         return change(right(logits_BLV, targets_BL, valid_BL, vocab), valid_BL)
 
-    patch.setattr(stage, "summed_cross_entropy", wrong)
+    patch.setattr(interpreter, "summed_cross_entropy", wrong)
 
 
 def replicas_not_summed(patch: pytest.MonkeyPatch) -> None:

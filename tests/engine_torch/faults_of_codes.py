@@ -17,7 +17,7 @@ from shardwright.core.plan.plan import Plan
 from shardwright.core.quantization.dispatch import SentRows
 from shardwright.core.recipes.formats import E5M2
 from shardwright.core.recipes.recipe import Quantizer
-from shardwright.engine_torch.experts import exchange, moe
+from shardwright.engine_torch.experts import exchange, experts
 from shardwright.engine_torch.io.mesh import Peers
 from shardwright.engine_torch.lowering import coded
 from shardwright.engine_torch.lowering.updates import Updated
@@ -64,7 +64,7 @@ def outputs_sent_back_as_codes(patch: pytest.MonkeyPatch) -> None:
         back = rows[routes.unsorted_R]
         return exchange._all_to_all(back, routes.received_D, routes.sent_D, peers, quantizer, quantizer)
 
-    patch.setattr(moe, "from_experts", wrong)
+    patch.setattr(experts, "from_experts", wrong)
 
 
 def cotangents_of_tokens_sent_back_as_codes(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def cotangents_of_tokens_sent_back_as_codes(patch: pytest.MonkeyPatch) -> None:
         received = exchange._all_to_all(rows, routes.sent_D, routes.received_D, peers, quantizer, quantizer)
         return received[routes.sorted_R]
 
-    patch.setattr(moe, "to_experts", wrong)
+    patch.setattr(experts, "to_experts", wrong)
 
 
 def codes_not_made_again(patch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from shardwright.engine_torch.io.layer_io import ALONE, Links
 from shardwright.engine_torch.layers.chunked_loss import chunked_cross_entropy
-from shardwright.engine_torch.layers.embedding import Projection
+from shardwright.engine_torch.layers.embedding import Scoring
 
 ROWS, LENGTH, VOCAB, EMBED = 3, 7, 11, 5
 
 
-def links_of(chunks: int, entries: int | None = None) -> Links:
-    return Links(move=None, use=None, vocab={"logits": ALONE}, entries=entries, loss_chunks=chunks)  # pyright: ignore[reportArgumentType]
+def scoring_of(entries: int | None = None) -> Scoring:
+    return Scoring(dtype=torch.float32, entries=entries)
 
 
 def operands(dtype: torch.dtype, device: str = "cpu") -> list[torch.Tensor]:
@@ -32,10 +31,10 @@ def operands(dtype: torch.dtype, device: str = "cpu") -> list[torch.Tensor]:
     return [one.to(device) for one in (x_BLM, kernel_VM, targets_BL, valid_BL)]
 
 
-def gradients(given: list[torch.Tensor], links: Links) -> list[torch.Tensor]:
+def gradients(given: list[torch.Tensor], chunks: int, entries: int | None = None) -> list[torch.Tensor]:
     """The loss, times 3, and the gradients of the input and of the weight."""
     x_BLM, kernel_VM = (one.clone().requires_grad_() for one in given[:2])
-    loss = 3 * chunked_cross_entropy(x_BLM, Projection(kernel_VM, None), given[2], given[3], links)
+    loss = 3 * chunked_cross_entropy(x_BLM, kernel_VM, given[2], given[3], scoring_of(entries), chunks)
     loss.backward()
     assert x_BLM.grad is not None
     assert kernel_VM.grad is not None
@@ -58,17 +57,15 @@ def in_float64(given: list[torch.Tensor], entries: int = VOCAB) -> list[torch.Te
 def test_chunks_have_the_loss_and_the_gradients_of_all_tokens(chunks: int, entries: int | None) -> None:
     """Chunks end with rows, inside rows, and after each token. ``entries``: the others are padding."""
     given = operands(torch.float32)
-    for ours, theirs in zip(
-        gradients(given, links_of(chunks, entries)), in_float64(given, entries or VOCAB), strict=True
-    ):
+    for ours, theirs in zip(gradients(given, chunks, entries), in_float64(given, entries or VOCAB), strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=2e-6 * float(theirs.abs().max()))
 
 
 def assert_rounded_once(device: str) -> None:
     """Of the same rounded cotangents: a sum over chunks in float32 is at most rounded to a neighbour of that of all tokens."""
     given = operands(torch.bfloat16, device)
-    *_, chunked = gradients(given, links_of(ROWS * LENGTH))
-    *_, whole = gradients(given, links_of(1))
+    *_, chunked = gradients(given, ROWS * LENGTH)
+    *_, whole = gradients(given, 1)
     *_, exact = in_float64(given)
     assert chunked.dtype == torch.bfloat16
     assert bool(((chunked.double() - whole.double()).abs() <= exact.abs() * 2.0**-7).all())
@@ -87,7 +84,7 @@ def test_a_weight_s_gradient_in_bfloat16_is_rounded_once_on_a_gpu() -> None:
 def test_without_gradients_nothing_but_the_loss_is_made() -> None:
     given = operands(torch.float32)
     with _Largest() as mode:
-        loss = 3 * chunked_cross_entropy(given[0], Projection(given[1], None), given[2], given[3], links_of(7))
+        loss = 3 * chunked_cross_entropy(given[0], given[1], given[2], given[3], scoring_of(), 7)
     assert not loss.requires_grad
     torch.testing.assert_close(loss.double(), in_float64(given)[0], rtol=1e-6, atol=0.0)
     assert mode.largest == ROWS * LENGTH * EMBED
@@ -97,7 +94,7 @@ def test_no_tensor_is_as_large_as_the_logits() -> None:
     found = {}
     for chunks in (1, 7):
         with _Largest() as mode:
-            gradients(operands(torch.float32), links_of(chunks))
+            gradients(operands(torch.float32), chunks)
         found[chunks] = mode.largest
     assert found == {1: ROWS * LENGTH * VOCAB, 7: ROWS * LENGTH * EMBED}
 

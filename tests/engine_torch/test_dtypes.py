@@ -13,7 +13,7 @@ from shardwright.engine_torch.attention.scores import (
     attend,
     normalized,
 )
-from shardwright.engine_torch.experts.moe import dispatch_rows
+from shardwright.engine_torch.experts.experts import dispatch_rows
 from shardwright.engine_torch.layers.embedding import rows_of
 from shardwright.engine_torch.layers.product import product, weight_product
 from shardwright.engine_torch.training.optimizer import apply_gradients
@@ -37,7 +37,7 @@ def test_logits_are_not_rounded() -> None:
     x, weight = drawn(2, 3, 64).requires_grad_(), drawn(40, 64, seed=1).requires_grad_()
     # The oracle's gradients stay in float64: rounded too, two sums at a tie would be a whole ulp apart.
     leaves = [one.detach().double().requires_grad_() for one in (x, weight)]
-    logits = weight_product(x, weight, "logits")
+    logits = weight_product(x, weight, dtype=torch.float32)
     exact = leaves[0] @ leaves[1].T
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)

@@ -20,7 +20,7 @@ from shardwright.core.recipes.recipe import PER_TENSOR, Operand, Product
 from shardwright.engine_torch.io import fused as module
 from shardwright.engine_torch.io.fused import fused
 from shardwright.engine_torch.io.recomputation import recomputed
-from shardwright.engine_torch.layers.mlp import gated
+from shardwright.engine_torch.layers.gate import gated
 from shardwright.engine_torch.layers.norm import rms_norm
 from shardwright.engine_torch.precision import arrays
 from shardwright.engine_torch.precision.operands import codes_of

@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from shardwright.core.policies.runs import runs_of
 from shardwright.engine_jax.model.forward import forward
-from shardwright.engine_torch.attention import attention
+from shardwright.engine_torch.attention import attend
 from shardwright.engine_torch.attention.scores import accumulate_attention, normalized
 from shardwright.models import build
 from tests.engine_jax.one_device import one_device_links
@@ -76,9 +76,7 @@ def test_in_bfloat16_both_engines_round_the_same_numbers(
         )(arrays, fields)
     )
     by_kernel = our_logits(plan_of_one_rank(table, ROWS, LENGTH, "bfloat16"), weights, {"tokens": tokens})
-    monkeypatch.setattr(
-        attention, "attend", lambda q, *given: normalized(accumulate_attention(None, q, *given), q.dtype)
-    )
+    monkeypatch.setattr(attend, "attend", lambda q, *given: normalized(accumulate_attention(None, q, *given), q.dtype))
     ours = our_logits(plan_of_one_rank(table, ROWS, LENGTH, "bfloat16"), weights, {"tokens": tokens})
     assert np.sqrt(np.mean((ours - theirs) ** 2)) < NEAR
     assert np.sqrt(np.mean((by_kernel - theirs) ** 2)) < BY_KERNEL

@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 
-from shardwright.engine_torch.layers.mlp import gated
+from shardwright.engine_torch.layers.gate import gated
 from shardwright.engine_torch.layers.norm import rms_norm
 
 EPS = 1e-5

@@ -11,11 +11,13 @@ import torch
 import torch.distributed as dist
 
 from shardwright.core.mesh.mesh import Mesh
+from shardwright.core.program.walk import ExpertGroup
+from shardwright.engine_torch.experts.experts import _expert_outputs
 from shardwright.engine_torch.experts.grouped import Matrices
-from shardwright.engine_torch.experts.moe import _expert_outputs
 from shardwright.engine_torch.io.layer_io import ExpertLinks
 from shardwright.engine_torch.io.mesh import Ranks
-from shardwright.models.parts.architecture import Experts
+from shardwright.models import build
+from shardwright.models.layers.decoder import walk_of
 
 EMBED, WIDTH = 6, 4
 AXES: tuple[str, ...] = ("node", "expert")
@@ -72,6 +74,13 @@ def directly(one: Drawn) -> tuple[list[torch.Tensor], dict[str, Any]]:
     return [out.detach() for out in outputs], gradients
 
 
+def group_of(num: int) -> ExpertGroup:
+    """The operations of so many experts."""
+    walk = walk_of(build("mixtral-test", {"num_experts": str(num)}).architecture)
+    (group,) = (one for operations in walk.layers.values() for one in operations if isinstance(one, ExpertGroup))
+    return group
+
+
 def sent_by(one: Drawn, rank: int, mesh: Mesh) -> dict[str, int]:
     """Bytes that a rank sends to others, forward, token by token: to nodes, and inside its own node."""
     nodes, inside = mesh.size(["node"]), mesh.size(["expert"])
@@ -115,7 +124,7 @@ def _found(ranks: Ranks, one: Drawn) -> Found:
     x, numbers, weights = one.of_rank[rank]
     x, weights = x.clone().requires_grad_(), weights.clone().requires_grad_()
     matrices = [m[rank * own : (rank + 1) * own].clone().requires_grad_() for m in one.matrices]
-    experts = Experts(num=one.experts, width=WIDTH, top_k=one.top_k)
+    group = group_of(one.experts)
     links = ExpertLinks(nodes=ranks.peers(("node",)), peers=ranks.peers(("expert",)), even_rows=x.shape[0] * one.top_k)
     by_group = {id(ranks.peers((axis,)).group): axis for axis in AXES}
     sent = dict.fromkeys(AXES, 0)
@@ -129,7 +138,7 @@ def _found(ranks: Ranks, one: Drawn) -> Found:
         return send(output, input, output_sizes, input_sizes, group=group, **more)
 
     with mock.patch.object(dist, "all_to_all_single", counted):
-        out, overflow = _expert_outputs(x[None], numbers[None], weights[None], Matrices(*matrices), experts, links, {})
+        out, overflow = _expert_outputs(x[None], numbers[None], weights[None], Matrices(*matrices), group, links, {})
         assert int(overflow) == 0
         forward = dict(sent)
         out.sin().sum().backward()

@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shardwright.core.planning import make_plan
 from shardwright.core.resolution.request import Request
-from shardwright.engine_torch.attention import attention
+from shardwright.engine_torch.attention import attend as attention
 from shardwright.engine_torch.attention.scores import AttentionMask, OnlineSoftmax, accumulate_attention, normalized
-from shardwright.engine_torch.experts import moe
+from shardwright.engine_torch.experts import experts
 from shardwright.engine_torch.io.private import imagined_ranks
 from shardwright.layouts import load_layout
 from tests.engine_jax.made_rows import Batch
@@ -83,15 +83,15 @@ def runs(request: Request, batches: Sequence[Batch], seed: int, orders: int) -> 
 def in_another_order(seed: int, tokens: int, *, wide: bool = False) -> Iterator[None]:
     """A context for one order. ``tokens``: of the batch. A product that sums over so many elements is the gradient of a weight.
     ``wide``: products of float32 are divided too, and the tokens of an expert come in another order."""
-    attend, swiglu = attention.attend, moe.grouped_swiglu
+    attend, swiglu = attention.attend, experts.grouped_swiglu
     attention.attend = _attend_in_chunks
     if wide:
-        moe.grouped_swiglu = partial(_of_rows_in_another_order, swiglu, torch.Generator().manual_seed(seed))
+        experts.grouped_swiglu = partial(_of_rows_in_another_order, swiglu, torch.Generator().manual_seed(seed))
     try:
         with _Parts(seed, tokens, wide=wide):
             yield
     finally:
-        attention.attend, moe.grouped_swiglu = attend, swiglu
+        attention.attend, experts.grouped_swiglu = attend, swiglu
 
 
 def _of_rows_in_another_order(

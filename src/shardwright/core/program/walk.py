@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from shardwright.core.findings.errors import InputError
 from shardwright.core.program.primitives import (
@@ -142,6 +143,7 @@ class LossGroup:
 
 Group = AttentionGroup | ExpertGroup | LossGroup
 Operation = Step | Group
+GroupOfKind = TypeVar("GroupOfKind", AttentionGroup, ExpertGroup, LossGroup)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -188,6 +190,11 @@ class Walk:
     def tied(self) -> frozenset[str]:
         """The weights that both ends use."""
         return frozenset(weights_in(self.before)) & frozenset(weights_in(self.after))
+
+    def groups(self, kind: type[GroupOfKind]) -> list[GroupOfKind]:
+        """Those of a kind, in layers and at the ends."""
+        everywhere = (self.before, *self.layers.values(), self.after)
+        return [one for operations in everywhere for one in operations if isinstance(one, kind)]
 
 
 def walk_through(program: Program) -> Walk:

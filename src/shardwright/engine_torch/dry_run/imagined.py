@@ -24,6 +24,7 @@ from shardwright.engine_torch.model.model import Model
 from shardwright.engine_torch.precision.delayed import Kept
 from shardwright.engine_torch.training.state import State, rest_as_codes, shape_in_update
 from shardwright.engine_torch.training.step import changed
+from shardwright.models.layers.decoder import walk_of
 from shardwright.training.optimizer import OptimizerOptions, decayed_names
 
 FIELDS = ("tokens", "positions", "segments", "targets")
@@ -161,7 +162,12 @@ def _held_elements(model: Model) -> dict[str, int]:
 
 
 def _batch(plan: Plan, rows: int, rank: int) -> Mapping[str, torch.Tensor]:
-    box = shard_box(plan.by_name["input.tokens"].in_use, plan.mesh, (rows, plan.request.length), rank)
+    box = shard_box(
+        plan.by_name[walk_of(plan.request.table.architecture).fields["tokens"].row].in_use,
+        plan.mesh,
+        (rows, plan.request.length),
+        rank,
+    )
     assert box is not None
     fields = {name: torch.zeros(box.shape, dtype=torch.int32) for name in FIELDS}
     return {**fields, "valid": torch.ones(box.shape, dtype=torch.bool)}

@@ -14,9 +14,10 @@ import torch
 from torch.nn import functional
 
 from shardwright.core.plan.expert_kernels import has_grouped_mm
+from shardwright.core.program.walk import ExpertGroup
 from shardwright.engine_torch.io.layer_io import HowMany, LowPrecision, as_counted
 from shardwright.engine_torch.io.recomputation import named
-from shardwright.engine_torch.layers.mlp import gated
+from shardwright.engine_torch.layers.gate import gated
 from shardwright.engine_torch.layers.product import NONE_AGREED
 from shardwright.engine_torch.precision.coded import Coded
 from shardwright.engine_torch.precision.operands import Amaxes, input_amaxes
@@ -37,19 +38,21 @@ def grouped_swiglu(
     rows_RM: torch.Tensor,
     matrices: Matrices,
     sizes_E: torch.Tensor,
+    group: ExpertGroup,
     how_many: HowMany = as_counted,
     low: Mapping[str, LowPrecision] = NOTHING,
 ) -> torch.Tensor:
     """``down(silu(gate(row)) * up(row))`` of each row by its own expert, RM. ``sizes_E``: the rows of each expert, R in all.
-    ``low``: how operands are quantized, by ``moe.gate``, ``moe.up`` and ``moe.down``."""
-
-    gate, up, down = (low.get(f"moe.{name}") for name in ("gate", "up", "down"))
+    ``group``: under which names; ``low``: how operands are quantized, by the names of weights."""
+    gate, up, down = (low.get(step.weights[0].name) for step in group.products)
     amaxes = NONE_AGREED
     if gate is not None or up is not None:
         # Both weights have the same input.
         amaxes = input_amaxes(rows_RM.split(how_many(sizes_E, rows_RM.shape[0])), (gate, up))
-    gate_RF = named(grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many, gate, amaxes), "moe.gate")
-    up_RF = named(grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many, up, amaxes), "moe.up")
+    gate_RF = named(
+        grouped_product(rows_RM, matrices.gate_EFM, sizes_E, how_many, gate, amaxes), group.gate.output.name
+    )
+    up_RF = named(grouped_product(rows_RM, matrices.up_EFM, sizes_E, how_many, up, amaxes), group.up.output.name)
     return grouped_product(gated(gate_RF, up_RF), matrices.down_EMF, sizes_E, how_many, down)
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from shardwright.core.program.walk import ExpertGroup
 from shardwright.core.recipes.recipe import Quantizer
 from shardwright.engine_torch.experts.exchange import from_experts, routes_of, to_experts
 from shardwright.engine_torch.experts.rows import count_by_expert, dispatch_rows, sum_by_token
@@ -32,7 +33,7 @@ class Tokens(NamedTuple):
 
 def by_way_of_nodes(
     tokens: Tokens,
-    experts: int,
+    group: ExpertGroup,
     links: ExpertLinks,
     quantizer: Quantizer | None,
     outputs_in_node: Callable[[Tokens, int], tuple[torch.Tensor, int]],
@@ -41,7 +42,7 @@ def by_way_of_nodes(
 
     ``outputs_in_node``: the same for tokens on the ranks of a node and the experts that are there.
     """
-    nodes, of_node = links.nodes.size, experts // links.nodes.size
+    nodes, of_node = links.nodes.size, group.num_experts // links.nodes.size
     node_XK = (tokens.experts_XK // of_node).long()
     has_XD = functional.one_hot(node_XK, nodes + 1)[..., :nodes].any(dim=1)
     node_N = torch.where(has_XD, torch.arange(nodes, device=has_XD.device), nodes).flatten()
@@ -50,8 +51,8 @@ def by_way_of_nodes(
     token_N = node_N.argsort(stable=True)[:num] // nodes
     routes = routes_of(sizes_D, num, links.nodes, links.how_many)
     x_RM = to_experts(dispatch_rows(tokens.x_XM, token_N), routes, links.nodes, quantizer)
-    weights_RK = named(to_experts(dispatch_rows(tokens.weights_XK, token_N), routes, links.nodes), "router.weights")
-    experts_RK = named(to_experts(tokens.experts_XK[token_N], routes, links.nodes), "router.grouped_experts")
+    weights_RK = named(to_experts(dispatch_rows(tokens.weights_XK, token_N), routes, links.nodes), group.weights.name)
+    experts_RK = named(to_experts(tokens.experts_XK[token_N], routes, links.nodes), group.experts.name)
     own_experts_RK = experts_RK - links.nodes.index * of_node
     is_own_RK = (own_experts_RK >= 0) & (own_experts_RK < of_node)
     received = Tokens(x_RM, torch.where(is_own_RK, own_experts_RK, of_node), weights_RK)

@@ -160,13 +160,14 @@ class LowPrecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """All that the mathematics knows of a layout. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
+    """All that the mathematics knows of a layout. ``dtype``: of the computation. ``vocab``: by component, the ranks that shard the vocabulary. ``entries``: of a
     vocabulary that is padded in memory, the number without padding; None where it is not. ``loss_chunks``: a rank's tokens have
     their logits in this many chunks, one after the other. ``low``: by its name, inside a layer that in the layer, each weight whose
     products are quantized. ``split``: the backward pass is made in halves (``halves_wanted``)."""
 
     move: Move
     use: Use
+    dtype: torch.dtype
     vocab: Mapping[str, Peers] = field(default_factory=dict)
     entries: int | None = None
     loss_chunks: int = 1

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from shardwright.engine_torch.io.dtypes import computed, kept
-from shardwright.engine_torch.io.layer_io import Links
-from shardwright.engine_torch.layers.embedding import Projection, scores
+from shardwright.engine_torch.layers.embedding import Scoring, scores
 from shardwright.engine_torch.layers.loss import summed_cross_entropy, with_cotangent
 from shardwright.engine_torch.layers.product import add_product
 
@@ -30,13 +29,20 @@ class _Chunk(NamedTuple):
 
 
 def chunked_cross_entropy(
-    x_BLM: torch.Tensor, projection: Projection, targets_BL: torch.Tensor, valid_BL: torch.Tensor, links: Links
+    x_BLM: torch.Tensor,
+    kernel_VM: torch.Tensor,
+    targets_BL: torch.Tensor,
+    valid_BL: torch.Tensor,
+    scoring: Scoring,
+    chunks: int,
 ) -> torch.Tensor:
-    """The sum over the valid tokens of minus the log-probability of the target, in ``links.loss_chunks`` chunks.
+    """The sum over the valid tokens of minus the log-probability of the target, in so many chunks.
 
-    ``x_BLM``: the input of the projection, in the layout of the logits. The product is not quantized."""
-    assert projection.low is None, projection.low
-    return _Summed.apply(x_BLM, projection.kernel_VM, targets_BL, valid_BL, links)  # pyright: ignore[reportReturnType]
+    ``x_BLM``: the input of the product of the scores, which is not quantized and with which nothing else is done.
+    """
+    assert scoring.low is None, scoring.low
+    assert not scoring.on_each, scoring.on_each
+    return _Summed.apply(x_BLM, kernel_VM, targets_BL, valid_BL, scoring, chunks)  # pyright: ignore[reportReturnType]
 
 
 class _Summed(torch.autograd.Function):
@@ -47,38 +53,39 @@ class _Summed(torch.autograd.Function):
         kernel_VM: torch.Tensor,
         targets_BL: torch.Tensor,
         valid_BL: torch.Tensor,
-        links: Links,
+        scoring: Scoring,
+        num: int,
     ) -> torch.Tensor:
-        chunked = (links.loss_chunks, 1, -1)
+        chunked = (num, 1, -1)
         x_CBLM = x_BLM.reshape(*chunked, x_BLM.shape[-1])
         chunks = list(map(_Chunk, x_CBLM, targets_BL.reshape(chunked), valid_BL.reshape(chunked)))
         total = torch.zeros((), dtype=computed("loss", x_BLM.dtype), device=x_BLM.device)
         if not any(ctx.needs_input_grad):
-            return sum((_loss(chunk, kernel_VM, links) for chunk in chunks), total)
+            return sum((_loss(chunk, kernel_VM, scoring) for chunk in chunks), total)
         cotangent_CBLM = torch.empty_like(x_CBLM)
         gradient_VM = torch.zeros_like(kernel_VM, dtype=computed("gradient", kernel_VM.dtype))
         for chunk, cotangent_BLM in zip(chunks, cotangent_CBLM, strict=True):
-            total += _with_gradients(chunk, kernel_VM, links, cotangent_BLM, gradient_VM)
+            total += _with_gradients(chunk, kernel_VM, scoring, cotangent_BLM, gradient_VM)
         ctx.save_for_backward(cotangent_CBLM.view_as(x_BLM), gradient_VM.to(kernel_VM.dtype))
         return total
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         cotangent_BLM, gradient_VM = (one * cotangents[0].to(one.dtype) for one in ctx.saved_tensors)
-        return cotangent_BLM, gradient_VM, None, None, None
+        return cotangent_BLM, gradient_VM, None, None, None, None
 
 
-def _loss(chunk: _Chunk, kernel_VM: torch.Tensor, links: Links) -> torch.Tensor:
-    scores_BLV = scores(chunk.x_BLM, Projection(kernel_VM, None), links)
-    return summed_cross_entropy(scores_BLV, chunk.targets_BL, chunk.valid_BL, links.vocab["logits"])
+def _loss(chunk: _Chunk, kernel_VM: torch.Tensor, scoring: Scoring) -> torch.Tensor:
+    scores_BLV = scores(chunk.x_BLM, kernel_VM, scoring)
+    return summed_cross_entropy(scores_BLV, chunk.targets_BL, chunk.valid_BL, scoring.peers)
 
 
 def _with_gradients(
-    chunk: _Chunk, kernel_VM: torch.Tensor, links: Links, cotangent_BLM: torch.Tensor, gradient_VM: torch.Tensor
+    chunk: _Chunk, kernel_VM: torch.Tensor, scoring: Scoring, cotangent_BLM: torch.Tensor, gradient_VM: torch.Tensor
 ) -> torch.Tensor:
     """The loss of a chunk. Its input's cotangent is written, and its weight's gradient added, in place."""
-    scores_BLV = scores(chunk.x_BLM, Projection(kernel_VM, None), links)
-    loss, cotangent_BLV = with_cotangent(scores_BLV, chunk.targets_BL, chunk.valid_BL, links.vocab["logits"])
+    scores_BLV = scores(chunk.x_BLM, kernel_VM, scoring)
+    loss, cotangent_BLV = with_cotangent(scores_BLV, chunk.targets_BL, chunk.valid_BL, scoring.peers)
     # The logits are as large as all else of a chunk.
     del scores_BLV
     cotangent_BLV = cotangent_BLV.to(kept("cotangent", chunk.x_BLM.dtype))

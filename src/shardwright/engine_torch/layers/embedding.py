@@ -5,33 +5,32 @@ B rows, L tokens, M embed, V vocabulary entries of this rank.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
+from shardwright.core.program.primitives import Cap, Scale
 from shardwright.engine_torch.io.dtypes import computed
-from shardwright.engine_torch.io.layer_io import InUse, Links, LowPrecision, Params
+from shardwright.engine_torch.io.layer_io import ALONE, LowPrecision
+from shardwright.engine_torch.io.mesh import Peers
+from shardwright.engine_torch.layers.elementwise import capped
 from shardwright.engine_torch.layers.product import weight_product
 
 
-def embed(tokens_BL: torch.Tensor, params: Params, links: Links) -> torch.Tensor:
-    """The embedding of each token, BLM, in the residual stream's layout.
+def embed(ids_BL: torch.Tensor, table_VM: torch.Tensor, peers: Peers = ALONE) -> torch.Tensor:
+    """The embedding of each token, BLM.
 
-    If the vocabulary is sharded, each rank looks up the tokens of its own entries and has zeros for the others; the move to
-    the residual stream sums them.
+    ``peers``: the ranks that shard the vocabulary. Each looks up the tokens of its own entries and has zeros for the others; their sum is
+    the embedding.
     """
-    table_VM = links.use("embedding.tokens", params["embedding.tokens"])
-    ids_BL = links.move("input.tokens", "embedding.ids", tokens_BL)
-    peers = links.vocab.get("embedding")
-    if peers is None or peers.group is None:
-        x_BLM = rows_of(table_VM, ids_BL)
-    else:
-        V = table_VM.shape[0]
-        own_BL = ids_BL - peers.index * V
-        is_own_BL = (own_BL >= 0) & (own_BL < V)
-        x_BLM = rows_of(table_VM, own_BL.clamp(0, V - 1)) * is_own_BL[..., None].to(table_VM.dtype)
-    return links.move("embedding.output", "residual.stream", x_BLM)
+    if peers.group is None:
+        return rows_of(table_VM, ids_BL)
+    V = table_VM.shape[0]
+    own_BL = ids_BL - peers.index * V
+    is_own_BL = (own_BL >= 0) & (own_BL < V)
+    return rows_of(table_VM, own_BL.clamp(0, V - 1)) * is_own_BL[..., None].to(table_VM.dtype)
 
 
 def rows_of(table_VM: torch.Tensor, ids_BL: torch.Tensor) -> torch.Tensor:
@@ -55,31 +54,31 @@ class _Rows(torch.autograd.Function):
         return sums_VM.to(cotangent_BLM.dtype), None
 
 
-class Projection(NamedTuple):
-    """The weight of the logits in use, and how its product with tokens is quantized, if it is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """How logits are made of the last layer's output: how their product with a weight is quantized, if it is, and its ``dtype``; what is done
+    ``on_each`` of them; the ``peers`` that shard the vocabulary; and, of one that is padded in memory, the number of ``entries``."""
 
-    kernel_VM: Any
-    low: LowPrecision | None
-
-
-def projection(params: InUse, links: Links) -> Projection:
-    """The projection to the vocabulary. A model without ``logits.kernel`` has tied embeddings."""
-    if "logits.kernel" in params:
-        return Projection(links.use("logits.kernel", params["logits.kernel"]), links.low.get("logits.kernel"))
-    kernel_VM = links.use("embedding.tokens", params["embedding.tokens"], "logits")
-    return Projection(kernel_VM, links.low.get("embedding.tokens"))
+    dtype: torch.dtype | None = None
+    low: LowPrecision | None = None
+    on_each: tuple[Cap | Scale, ...] = ()
+    peers: Peers = ALONE
+    entries: int | None = None
 
 
-def scores(x_BLM: torch.Tensor, projection: Projection, links: Links) -> torch.Tensor:
-    """The logits, BLV, of the projection's input."""
-    return without_padding(weight_product(x_BLM, projection.kernel_VM, "logits", projection.low), links)
+def scores(x_BLM: torch.Tensor, kernel_VM: Any, scoring: Scoring) -> torch.Tensor:
+    """The logits, BLV. ``kernel_VM``: in use."""
+    logits_BLV = weight_product(x_BLM, kernel_VM, scoring.low, dtype=scoring.dtype)
+    for does in scoring.on_each:
+        logits_BLV = logits_BLV * does.factor if isinstance(does, Scale) else capped(logits_BLV, does.limit)
+    return without_padding(logits_BLV, scoring)
 
 
-def without_padding(logits_BLV: torch.Tensor, links: Links) -> torch.Tensor:
+def without_padding(logits_BLV: torch.Tensor, scoring: Scoring) -> torch.Tensor:
     """The logits with those of a padded vocabulary's padding at minus infinity: their probabilities and gradients are zero."""
-    if links.entries is None:
+    if scoring.entries is None:
         return logits_BLV
     V = logits_BLV.shape[-1]
-    first = links.vocab["logits"].index * V
-    is_padding_V = torch.arange(first, first + V, device=logits_BLV.device) >= links.entries
+    first = scoring.peers.index * V
+    is_padding_V = torch.arange(first, first + V, device=logits_BLV.device) >= scoring.entries
     return logits_BLV.masked_fill(is_padding_V, -torch.inf)

@@ -22,19 +22,24 @@ NONE_AGREED: Amaxes = MappingProxyType({})
 def weight_product(
     x: torch.Tensor,
     weight_OI: torch.Tensor | Coded,
-    what: str = "product",
     low: LowPrecision | None = None,
     amaxes: Amaxes = NONE_AGREED,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Tokens times a weight, outputs first, in the dtypes of row ``what`` of ``core/model/precision.py``, or of operands that
-    are quantized as ``low`` says; ``amaxes``: of the input, where several weights multiply it (``input_amaxes``)."""
+    """Tokens times a weight, outputs first, in the dtypes of ``core/model/precision.py``, or of operands that are quantized as ``low`` says;
+    ``amaxes``: of the input, where several weights multiply it (``input_amaxes``). ``dtype``: the result's own."""
+    dtype = kept("product", x.dtype) if dtype is None else dtype
     if low is not None:
-        return quantized_product(x, weight_OI, what, low, amaxes)
-    assert not isinstance(weight_OI, Coded), what
-    dtype = kept(what, x.dtype)
+        return quantized_product(x, weight_OI, dtype, low, amaxes)
+    assert not isinstance(weight_OI, Coded), weight_OI
     if dtype == x.dtype:
         return functional.linear(x, weight_OI)
     return product(x, weight_OI.T, dtype)
+
+
+def wide_product(x: torch.Tensor, weight_OI: torch.Tensor) -> torch.Tensor:
+    """The same of a weight that is in use in a dtype of its own: of exact operands, in that dtype."""
+    return functional.linear(x.to(weight_OI.dtype), weight_OI)
 
 
 def product(x: torch.Tensor, y: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

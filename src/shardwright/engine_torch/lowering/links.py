@@ -7,7 +7,7 @@ the cotangent, and sums it over the axes over which it is partial. Autograd diff
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -22,6 +22,10 @@ from shardwright.core.plan.movement import ReshardStep, reshard_steps
 from shardwright.core.plan.plan import Plan
 from shardwright.core.plan.resharding import resharding, weight_reshardings
 from shardwright.core.policies.policy import INPUT
+from shardwright.core.program.dims import LETTERS
+from shardwright.core.program.primitives import Embed
+from shardwright.core.program.program import Step, Value
+from shardwright.core.program.walk import AttentionGroup, ExpertGroup, LossGroup
 from shardwright.core.quantization.delayed import names_by_place
 from shardwright.core.quantization.dispatch import sent_rows
 from shardwright.core.quantization.elements import elements_of
@@ -37,6 +41,7 @@ from shardwright.engine_torch.io.redistribute import own_shard, redistribute, ze
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.precision.coded import Coded, carrier_of
 from shardwright.engine_torch.precision.kernels import product_device
+from shardwright.models.layers.decoder import walk_of
 
 
 def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool, products_on: Device | None = None) -> Links:
@@ -54,9 +59,12 @@ def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool, produc
         for component in (weight.component, *weight.uses)
     }
     own = {weight.name: weight.component for weight in plan.request.table.weights}
+    walk = walk_of(plan.request.table.architecture)
+    (embedding,) = (step for step in walk.before if isinstance(step, Step) and isinstance(step.does, Embed))
+    scores = walk.groups(LossGroup)[0].product.output
     by_component = {
-        "embedding": _embedding_axes(plan),
-        "logits": _sharding_axes(plan, "logits.scores", "vocab"),
+        embedding.output.component: _embedding_axes(plan, embedding),
+        scores.component: _sharding_axes(plan, scores, "V"),
     }
 
     def move(source: str, target: str, array: torch.Tensor) -> torch.Tensor:
@@ -69,11 +77,12 @@ def links_of(plan: Plan, ranks: Ranks, microbatches: int, *, split: bool, produc
     return Links(
         move=move,
         use=use,
+        dtype=torch_dtype(plan.request.dtype),
         vocab={component: ranks.peers(axes) for component, axes in by_component.items()},
-        entries=(plan.by_name["logits.scores"].unpadded or (None,))[-1] if "logits.scores" in plan.by_name else None,
+        entries=(plan.by_name[scores.row].unpadded or (None,))[-1] if scores.row in plan.by_name else None,
         loss_chunks=plan.request.loss_chunks,
-        attention=_attention(plan, ranks),
-        experts=_experts(plan, ranks),
+        attention=_attention(plan, ranks, walk.groups(AttentionGroup)[0]),
+        experts=_experts(plan, ranks, walk.groups(ExpertGroup)),
         low=_low(plan, ranks, microbatches, products_on or product_device(ranks.device.type), split=split),
         split=split,
     )
@@ -226,30 +235,28 @@ def _shard_shape(spec: Spec, shape: Iterable[int], mesh: Mesh) -> tuple[int, ...
     return tuple(size // mesh.size(dim.axes) for size, dim in zip(shape, spec.dims, strict=True))
 
 
-def _sharding_axes(plan: Plan, tensor: str, logical_axis: str) -> tuple[str, ...]:
-    """None of a tensor that a stage has not."""
-    if tensor not in plan.by_name:
+def _sharding_axes(plan: Plan, value: Value, dim: str) -> tuple[str, ...]:
+    """None of a value that a stage has not."""
+    if value.row not in plan.by_name:
         return ()
-    return plan.mesh.larger_than_one(plan.by_name[tensor].in_use.axes_of(logical_axis))
+    return plan.mesh.larger_than_one(plan.by_name[value.row].in_use.axes_of(LETTERS[dim]))
 
 
-def _embedding_axes(plan: Plan) -> tuple[str, ...]:
+def _embedding_axes(plan: Plan, embed: Step) -> tuple[str, ...]:
     """The axes that shard the vocabulary of the embedding's weight in use; none in a stage without the embedding."""
-    if "embedding.ids" not in plan.by_name:
+    if embed.inputs[0].row not in plan.by_name:
         return ()
-    row = plan.by_name["embedding.tokens"]
-    return weight_reshardings(plan.request, plan.mesh, row)["embedding"].operand.axes_of("vocab")
+    (use,) = embed.weights
+    planned = weight_reshardings(plan.request, plan.mesh, plan.by_name[use.name])[use.component]
+    return planned.operand.axes_of(use.logical_axes[0])
 
 
-def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
-    keys = "attention.keys_attended"
-    names = plan.by_name[keys].in_use.logical_axes if keys in plan.by_name else ()
-    heads = _sharding_axes(plan, "attention.queries_attended", "heads")
-    kv_heads = _sharding_axes(plan, keys, "kv_heads" if "kv_heads" in names else "heads") if names else heads
+def _attention(plan: Plan, ranks: Ranks, group: AttentionGroup) -> AttentionLinks:
+    heads, kv_heads = (_sharding_axes(plan, value, value.dims[2]) for value in (group.queries, group.keys))
     assert kv_heads == heads[: len(kv_heads)], (kv_heads, heads)
     has_ring = plan.request.layout.move_attention == "ring"
     return AttentionLinks(
-        ring=ranks.peers(_sharding_axes(plan, "attention.queries", "length")) if has_ring else ALONE,
+        ring=ranks.peers(_sharding_axes(plan, group.takes[0].inputs[0], "L")) if has_ring else ALONE,
         heads=ranks.peers(heads),
         kv_heads=ranks.peers(kv_heads),
         kv_replicas=ranks.peers(heads[len(kv_heads) :]),
@@ -257,10 +264,10 @@ def _attention(plan: Plan, ranks: Ranks) -> AttentionLinks:
     )
 
 
-def _experts(plan: Plan, ranks: Ranks) -> ExpertLinks:
-    if "moe.dispatched" not in plan.by_name:
+def _experts(plan: Plan, ranks: Ranks, groups: Sequence[ExpertGroup]) -> ExpertLinks:
+    if not groups or groups[0].sent.output.row not in plan.by_name:
         return ExpertLinks()
-    row, buffer = _sharding_axes(plan, "router.grouped", "groups"), plan.request.expert_buffer
+    row, buffer = _sharding_axes(plan, groups[0].tokens, "G"), plan.request.expert_buffer
     traffic, (*before, last) = traffic_of(plan.request, plan.mesh), token_hops(plan.request, plan.mesh)
     return ExpertLinks(
         peers=ranks.peers(last.axes),

@@ -5,8 +5,8 @@ A model without a pipeline is one stage, which has all layers and both ends. B r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -19,27 +19,23 @@ from shardwright.core.plan.fsdp_groups import FsdpGroup, WeightOfLayer, groups_o
 from shardwright.core.plan.memory import kept_runs
 from shardwright.core.plan.plan import Plan
 from shardwright.core.policies.runs import keep_a_mask
+from shardwright.core.program.walk import steps_of
 from shardwright.core.stages.gathering import EACH_PASS, Gathering
-from shardwright.engine_torch.attention.attention import mask_of
-from shardwright.engine_torch.attention.scores import AttentionMask
-from shardwright.engine_torch.experts.moe import MoeCounts, valid_tokens
+from shardwright.engine_torch.experts.experts import MoeCounts
 from shardwright.engine_torch.io.dtypes import torch_dtype
 from shardwright.engine_torch.io.layer_io import NO_SITE, InUse, Links, LowPrecision, Params, Site
 from shardwright.engine_torch.io.mesh import Ranks
 from shardwright.engine_torch.io.private import no_view, sharded_parameters
 from shardwright.engine_torch.io.recomputation import recomputed
-from shardwright.engine_torch.layers.chunked_loss import chunked_cross_entropy
-from shardwright.engine_torch.layers.embedding import embed, projection, scores
-from shardwright.engine_torch.layers.loss import summed_cross_entropy
-from shardwright.engine_torch.layers.norm import rms_norm
-from shardwright.engine_torch.layers.rotary import Angles
 from shardwright.engine_torch.lowering.coded import CodedGroup
 from shardwright.engine_torch.lowering.gathering import Gathered, build
 from shardwright.engine_torch.lowering.parameters import empty_parameter, local_of
 from shardwright.engine_torch.lowering.updates import Updated
-from shardwright.engine_torch.model.forward import LayerOfStage, layer
+from shardwright.engine_torch.model.forward import Ends, LayerOfStage, layer
+from shardwright.engine_torch.model.interpreter import Calls
+from shardwright.engine_torch.model.prepared import Preparation
 from shardwright.engine_torch.precision.delayed import Kept
-from shardwright.models.parts.architecture import Architecture, Stack
+from shardwright.models.layers.decoder import walk_of
 
 Batch = Mapping[str, torch.Tensor]
 
@@ -61,21 +57,12 @@ class Result(NamedTuple):
         return output
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """What all layers need of a microbatch's rows besides the residual stream."""
-
-    rotation: Angles
-    mask: AttentionMask
-    valid_BL: torch.Tensor | None
-
-
 class Called(NamedTuple):
-    """A layer of a stack, and what it is called with."""
+    """A layer of a stack, and what is made of the batch for it and all others."""
 
     stack: str
     module: Gathered
-    shared: Shared
+    prepared: Sequence[Any]
 
 
 Part = Literal["embedding", "logits"] | Called
@@ -118,24 +105,29 @@ class Stage:
         self.moment = NO_SITE
         table = plan.request.table
         self._runs = kept_runs(plan.request, plan.mesh, plan.tensors)
-        self._architecture: Architecture = table.architecture
-        by_name = plan.by_name
-        self.has_embedding, self.has_logits = "embedding.ids" in by_name, "logits.scores" in by_name
-        self._residual = by_name["residual.stream"]
+        walk, by_name = walk_of(table.architecture), plan.by_name
+        self.has_embedding, self.has_logits = (
+            steps_of(end[0])[0].output.name in by_name for end in (walk.before, walk.after)
+        )
+        self._residual = by_name[walk.input.row]
+        self._ends = Ends(walk, links)
         parameters = {one.key: empty_parameter(one, ranks) for one in self.weights}
         self._coded: dict[tuple[str | None, int | None], list[CodedGroup]] = {}
         self._layers: dict[str, list[Gathered]] = {}
-        for stack in self._architecture.stacks:
+        for stack in walk.program.stacks:
             numbers = next((weight.layers for weight in table.weights if weight.stack == stack.name), range(0))
+            calls = Calls(walk, walk.layers[stack.name], [stack.input], [stack.output], links)
             self._layers[stack.name] = [
                 self._built(
-                    self._of_layer(stack, place.number),
+                    self._of_layer(stack.name, place.number),
                     parameters,
                     partial(self._layer, place),
                     reshard_after_forward=place.policy.gathers_again and not gathering.once,
                 )
-                for place in (self._layer_of(stack, number, index) for index, number in enumerate(numbers))
+                for place in (self._layer_of(stack.name, number, index, calls) for index, number in enumerate(numbers))
             ]
+        kept_as = torch_dtype(plan.request.dtype) if keep_a_mask(self._runs) else None
+        self._prepared = Preparation(walk, [name for name, layers in self._layers.items() if layers], links, kept_as)
         modules = [module for of_stack in self._layers.values() for module in of_stack]
         ends = [one for one in self.weights if one.layer is None]
         self.root = self._built(
@@ -267,8 +259,8 @@ class Stage:
             groups, parameters, compute, self.ranks, reshard_after_forward=reshard_after_forward, called=called
         )
 
-    def _of_layer(self, stack: Stack, number: int) -> list[WeightOfLayer]:
-        return [one for one in self.weights if one.stack == stack.name and one.layer == number]
+    def _of_layer(self, stack: str, number: int) -> list[WeightOfLayer]:
+        return [one for one in self.weights if one.stack == stack and one.layer == number]
 
     def _with_codes(self, stack: str | None, layer: int | None, params: Params, site: Site) -> InUse:
         """The parameters of a layer, or of the ends, with those gathered of which codes are. ``site``: of the products with them."""
@@ -282,60 +274,36 @@ class Stage:
         params = self._with_codes(None, None, own, self._site(own, self.links.low, None))
         counts: dict[str, list[MoeCounts]] = {}
         if self.has_embedding and part in (None, "embedding"):
-            x_BLM = embed(batch["tokens"], params, self.links)
+            x_BLM = self._ends.embedded(batch, params)
         assert x_BLM is not None
-        for name, module, shared in self._called(batch) if part is None else _layers_of(part):
-            x_BLM, of_layer = module(x_BLM, shared)
+        for name, module, prepared in self._called(batch) if part is None else _layers_of(part):
+            x_BLM, of_layer = module(x_BLM, prepared)
             if of_layer is not None:
                 counts.setdefault(name, []).append(of_layer)
         assert x_BLM is not None
         if not self.has_logits or part not in (None, "logits"):
             # `fully_shard` warns of a view, which the embedding alone may be.
             return Result(no_view(x_BLM) if x_BLM._is_view() else x_BLM, None, None, counts)
-        return self._loss(params, batch, x_BLM)._replace(counts=counts)
+        logits_BLV, loss = self._ends.scored(batch, x_BLM, params, self._site(params, self.links.low, None))
+        return Result(None, loss, logits_BLV, counts)
 
     def _called(self, batch: Batch) -> Iterator[Called]:
         """Each layer, with what it needs of a microbatch besides the residual stream."""
-        if not any(self._layers.values()):
-            return
-        dtype = torch_dtype(self.plan.request.dtype) if keep_a_mask(self._runs) else None
-        rotation, mask = mask_of(batch["positions"], batch["segments"], self._architecture, self.links, dtype)
-        with_experts = any(stack.experts and self._layers[stack.name] for stack in self._architecture.stacks)
-        valid_BL = valid_tokens(batch["segments"], self.links) if with_experts else None
-        shared = Shared(rotation=rotation, mask=mask, valid_BL=valid_BL)
+        prepared = self._prepared(batch)
         for name, modules in self._layers.items():
-            yield from (Called(name, module, shared) for module in modules)
-
-    def _loss(self, params: InUse, batch: Batch, x_BLM: torch.Tensor) -> Result:
-        links = self.links
-        final_norm = links.use("residual.final_norm", params["residual.final_norm"])
-        site = self._site(params, links.low, None)
-        at_site = replace(
-            links, low={name: replace(links.low[name], site=site) for name in params if name in links.low}
-        )
-        x_BLM = rms_norm(x_BLM, final_norm, self._architecture.norm_eps, split=links.split)
-        x_BLM = links.move("residual.stream", "logits.input", x_BLM)
-        targets_BL = links.move("input.targets", "logits.targets", batch["targets"])
-        valid_BL = links.move("input.valid", "logits.valid", batch["valid"])
-        projected = projection(params, at_site)
-        if links.loss_chunks > 1:
-            return Result(None, chunked_cross_entropy(x_BLM, projected, targets_BL, valid_BL, links), None, {})
-        logits_BLV = scores(x_BLM, projected, links)
-        loss = summed_cross_entropy(logits_BLV, targets_BL, valid_BL, links.vocab["logits"])
-        return Result(None, loss, logits_BLV, {})
+            yield from (Called(name, module, prepared) for module in modules)
 
     def _layer(
-        self, at: LayerOfStage, params: Params, x_BLM: torch.Tensor, shared: Shared
+        self, at: LayerOfStage, params: Params, x_BLM: torch.Tensor, prepared: Sequence[Any]
     ) -> tuple[torch.Tensor, MoeCounts | None]:
         own = {key: params[key] for key in at.name_of}
         frozen = {name: of_all[at.index] for name, of_all in self.frozen.items() if name in at.names}
-        site = self._site(at.names, at.links.low, at.index)
+        site = self._site(at.names, at.low, at.index)
 
         def run(x_BLM: torch.Tensor) -> tuple[torch.Tensor, MoeCounts | None]:
-            held = self._with_codes(at.stack.name, at.number, own, site)
+            held = self._with_codes(at.stack, at.number, own, site)
             weights = {at.name_of[key]: one for key, one in held.items()}
-            params = {**weights, **frozen}
-            return layer(x_BLM, shared.valid_BL, params, at, self._architecture, shared.rotation, shared.mask, site)
+            return layer(x_BLM, {**weights, **frozen}, at, prepared, self.links, site)
 
         if self.gathering.split or at.policy.keeps_all_it_makes:
             return run(x_BLM)
@@ -343,17 +311,17 @@ class Stage:
             return checkpoint(run, x_BLM, use_reentrant=False, preserve_rng_state=False)
         return recomputed(run, at.policy, x_BLM)
 
-    def _layer_of(self, stack: Stack, number: int, index: int) -> LayerOfStage:
+    def _layer_of(self, stack: str, number: int, index: int, calls: Calls) -> LayerOfStage:
+        names = self.plan.request.table.names_in(stack)
         return LayerOfStage(
             stack=stack,
             number=number,
             index=index,
-            names=self.plan.request.table.names_in(stack.name),
+            calls=calls,
+            names=names,
             name_of={one.key: one.weight for one in self._of_layer(stack, number)},
-            links=replace(
-                self.links, low={name: one for name, one in self.links.low.items() if index < one.num_layers}
-            ),
-            policy=next(run for run in self._runs if run.stack == stack.name and index in run.layers),
+            low={name: low for name, low in self.links.low.items() if name in names and index < low.num_layers},
+            policy=next(run for run in self._runs if run.stack == stack and index in run.layers),
         )
 
     def _site(self, weights: Iterable[str], low: Mapping[str, LowPrecision], index: int | None) -> Site:

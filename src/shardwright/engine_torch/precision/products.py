@@ -32,13 +32,13 @@ from shardwright.engine_torch.precision.random_bits import random_numbers
 
 
 def quantized_product(
-    x: torch.Tensor, weight_OI: torch.Tensor | Coded, what: str, low: LowPrecision, amaxes: Amaxes
+    x: torch.Tensor, weight_OI: torch.Tensor | Coded, dtype: torch.dtype, low: LowPrecision, amaxes: Amaxes
 ) -> torch.Tensor:
     """Tokens, whose features are the last dim, times a weight, and the two products of the backward pass, as a recipe has them.
 
-    The last dim of tokens has the blocks of the weight's gradient. ``amaxes``: those of the input that are agreed on already.
+    The last dim of tokens has the blocks of the weight's gradient. ``dtype``: of the result; ``amaxes``: those of the input that are agreed on already.
     """
-    return _Quantized.apply(x, carrier_of(weight_OI), _coded(weight_OI), what, low, amaxes)  # pyright: ignore[reportReturnType]
+    return _Quantized.apply(x, carrier_of(weight_OI), _coded(weight_OI), dtype, low, amaxes)  # pyright: ignore[reportReturnType]
 
 
 def quantized_grouped_product(
@@ -59,7 +59,7 @@ class _Quantized(torch.autograd.Function):
         x: torch.Tensor,
         carrier_OI: torch.Tensor,
         coded: Coded | None,
-        what: str,
+        dtype: torch.dtype,
         low: LowPrecision,
         amaxes: Amaxes,
     ) -> torch.Tensor:
@@ -67,7 +67,7 @@ class _Quantized(torch.autograd.Function):
         ctx.low = low
         operand = carrier_OI if coded is None else coded.operand("output")
         (y,), ctx.amaxes = _multiplied("output", [x.flatten(0, -2)], _each(operand), low, amaxes)
-        return y.view(*x.shape[:-1], carrier_OI.shape[0]).to(kept(what, x.dtype))
+        return y.view(*x.shape[:-1], carrier_OI.shape[0]).to(dtype)
 
     @staticmethod
     @once_differentiable

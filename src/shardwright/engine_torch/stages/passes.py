@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from shardwright.engine_torch.experts.moe import MoeCounts
+from shardwright.engine_torch.experts.experts import MoeCounts
 from shardwright.engine_torch.io.private import end_backward, halves
 from shardwright.engine_torch.lowering.parameters import local_of
 from shardwright.engine_torch.lowering.updates import Updated

@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from shardwright.core.policies.policy import INPUT
 from shardwright.core.schedules.actions import Action
-from shardwright.engine_torch.experts.moe import MoeCounts
+from shardwright.engine_torch.experts.experts import MoeCounts
 from shardwright.engine_torch.io.private import end_backward, forget_forward_order
 from shardwright.engine_torch.io.scopes import moving
 from shardwright.engine_torch.lowering.gathering import Gathered
@@ -180,7 +181,7 @@ class _Step:
             self._sent[send] = tensor
 
     def _send(self, action: Action, to: int) -> None:
-        with moving("residual", "residual.stream"):
+        with moving("residual", INPUT):
             self._transfers.send(self._sent.pop(action), self._model.table.rank_of(to))
 
     def _send_back(self, action: Action, to: int) -> None:
@@ -220,7 +221,7 @@ class _Step:
         """Its backward pass, from the cotangent of the first stage's input."""
         output = self._embedded.pop(microbatch)
         cotangent = self._arrived(self._cotangents, (SHARED, microbatch))
-        with moving("residual", "residual.stream"):
+        with moving("residual", INPUT):
             self._transfers.sum_gradient(cotangent)
         self._of_shared(output, cotangent, "embedding")
 
@@ -229,7 +230,7 @@ class _Step:
         ends = self._stage_at((SHARED, microbatch))
         # The last stage's own tensor stays as it is.
         x_BLM = self._arrived(self._inputs, (SHARED, microbatch)).clone()
-        with moving("residual", "residual.stream"):
+        with moving("residual", INPUT):
             self._transfers.sum_output(x_BLM)
         forget_forward_order(ends.sharded())
         leaf_BLM = x_BLM.requires_grad_()

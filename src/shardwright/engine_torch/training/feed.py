@@ -10,6 +10,7 @@ import torch
 
 from shardwright.core.boxes.boxes import shard_box
 from shardwright.core.plan.plan import Plan
+from shardwright.models.layers.decoder import walk_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,9 @@ class Feed:
 def feed_of(plan: Plan, rank: int, device: torch.device) -> Feed:
     """The feed of a rank in a run of ``plan``."""
     shape = (plan.request.batch, plan.request.length)
-    box = shard_box(plan.by_name["input.tokens"].in_use, plan.mesh, shape, rank)
+    box = shard_box(
+        plan.by_name[walk_of(plan.request.table.architecture).fields["tokens"].row].in_use, plan.mesh, shape, rank
+    )
     assert box is not None, (shape, rank)
     rows, tokens = zip(box.start, box.stop, strict=True)
     return Feed(offsets=tuple(range(*rows)), tokens=slice(*tokens), device=device)

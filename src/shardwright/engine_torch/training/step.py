@@ -19,8 +19,10 @@ import torch
 import torch.distributed as dist
 
 from shardwright.core.plan.plan import Plan
-from shardwright.engine_torch.experts.moe import MoeCounts
-from shardwright.engine_torch.experts.routing import updated_bias
+from shardwright.core.program.program import Value
+from shardwright.core.program.walk import ExpertGroup, LossGroup
+from shardwright.engine_torch.experts.experts import MoeCounts
+from shardwright.engine_torch.experts.route import updated_bias
 from shardwright.engine_torch.io.dtypes import computed, torch_dtype
 from shardwright.engine_torch.io.layer_io import Site
 from shardwright.engine_torch.io.mesh import Ranks
@@ -33,6 +35,7 @@ from shardwright.engine_torch.stages.tied import copy_tied, counted_elsewhere, s
 from shardwright.engine_torch.stages.timetable import carry_out
 from shardwright.engine_torch.training.optimizer import apply_gradients, global_norm
 from shardwright.engine_torch.training.state import State, rest_as_codes
+from shardwright.models.layers.decoder import walk_of
 from shardwright.runs.metrics.records import StepMetrics
 from shardwright.training.optimizer import BIAS_RATE, OptimizerOptions, decayed_names
 
@@ -49,8 +52,12 @@ class Gradients(NamedTuple):
 
 def gradients_of(model: Model, batch: Batch) -> Gradients:
     """The gradient of the mean loss over the valid tokens of the global step. ``batch``: a rank's local shard, BL."""
-    plan, ranks = model.plan, model.ranks
-    tokens = _summed(batch["valid"].sum(), ranks, plan.by_name["input.valid"].in_use.axes)
+    plan, ranks, walk = model.plan, model.ranks, walk_of(model.plan.request.table.architecture)
+
+    def axes(value: Value) -> tuple[str, ...]:
+        return plan.by_name[value.row].in_use.axes
+
+    tokens = _summed(batch["valid"].sum(), ranks, axes(walk.fields["valid"]))
     carried = carry_out(model, batch)
     for stage in model.stages.values():
         _sum_late(stage)
@@ -67,7 +74,7 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
     for one in model.updated:
         gradients |= reduce_updates(one, gradients)
     by_key = {key: mean_of(gradients.pop(key), count) for key in model.parameters()}
-    loss = _summed(carried.loss, ranks, plan.by_name["logits.targets"].in_use.axes)
+    loss = _summed(carried.loss, ranks, axes(walk.groups(LossGroup)[0].loss.inputs[1]))
     if not model.shares_logits:
         loss = _summed(loss, ranks, _stage_axes(plan))
     return Gradients(
@@ -76,7 +83,7 @@ def gradients_of(model: Model, batch: Batch) -> Gradients:
         tokens=tokens,
         counts={
             number: {
-                stack: MoeCounts(*(_summed(one, ranks, plan.by_name["router.grouped"].in_use.axes) for one in counts))
+                stack: MoeCounts(*(_summed(one, ranks, axes(walk.groups(ExpertGroup)[0].tokens)) for one in counts))
                 for stack, counts in by_stack.items()
             }
             for number, by_stack in carried.counts.items()

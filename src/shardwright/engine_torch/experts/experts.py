@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from shardwright.core.program.walk import ExpertGroup
 from shardwright.core.quantization.dispatch import SentRows
 from shardwright.engine_torch.experts.exchange import (
     from_experts,
@@ -24,15 +25,12 @@ from shardwright.engine_torch.experts.exchange import (
 )
 from shardwright.engine_torch.experts.grouped import Matrices, grouped_swiglu
 from shardwright.engine_torch.experts.nodes import Tokens, by_way_of_nodes
-from shardwright.engine_torch.experts.routing import route
 from shardwright.engine_torch.experts.rows import count_by_expert, dispatch_rows, sum_by_token
 from shardwright.engine_torch.io.dtypes import computed
 from shardwright.engine_torch.io.dtypes import kept as kept_in
-from shardwright.engine_torch.io.layer_io import ExpertLinks, InUse, Links, LowPrecision
+from shardwright.engine_torch.io.layer_io import ExpertLinks, LowPrecision
 from shardwright.engine_torch.io.recomputation import named
 from shardwright.engine_torch.io.redistribute import gathered as all_gathered
-from shardwright.models.layers.ends import NO_DOCUMENT
-from shardwright.models.parts.architecture import Experts
 
 
 class MoeCounts(NamedTuple):
@@ -48,51 +46,39 @@ class MoeCounts(NamedTuple):
     overflow: torch.Tensor
 
 
-def valid_tokens(segments_BL: torch.Tensor, links: Links) -> torch.Tensor:
-    """Which tokens are not padding, BL, sharded as the router's input. ``segments_BL``: sharded as the input."""
-    return links.move("input.segments", "router.valid", segments_BL) != NO_DOCUMENT
-
-
-def experts_layer(
-    x_BLM: torch.Tensor, valid_BL: torch.Tensor, weights: InUse, experts: Experts, links: Links
+def through_experts(
+    x_BTM: torch.Tensor,
+    experts_BTK: torch.Tensor,
+    weights_BTK: torch.Tensor,
+    matrices: Matrices,
+    group: ExpertGroup,
+    links: ExpertLinks,
+    low: Mapping[str, LowPrecision],
 ) -> tuple[torch.Tensor, MoeCounts]:
-    """What the routed experts add to the residual stream, BLM. ``x_BLM``: the normalized stream; ``valid_BL``: ``valid_tokens``.
+    """The sum of each token's experts, BTM, and what is counted. ``group``: what is done, under which names; ``low``: by the names of weights.
 
     Assignments beyond the capacity of a rank's buffer are processed and counted.
     """
-    x_BLM = links.move("residual.stream", "router.input", x_BLM)
-    routing = route(x_BLM, weights["router.kernel"], weights.get("router.bias"), experts)
-    # In the table's dtype, because they are sent.
-    valid_experts_BLK = torch.where(valid_BL[..., None], routing.experts_BLK, experts.num).to(torch.int32)
-    valid_experts_BLK = named(valid_experts_BLK, "router.experts")
-
-    x_BTM = links.move("router.input", "router.grouped", x_BLM)
-    experts_BTK = links.move("router.experts", "router.grouped_experts", valid_experts_BLK)
-    weights_BTK = links.move("router.chosen", "router.weights", routing.weights_BLK)
-    kept_BTK = within_capacity(experts_BTK, experts, links.experts)
-    dropped = ((experts_BTK < experts.num) & ~kept_BTK).sum()
-    matrices = Matrices(weights["moe.gate"], weights["moe.up"], weights["moe.down"])
-    kept_experts_BTK = torch.where(kept_BTK, experts_BTK, experts.num)
-    out_BTM, overflow = _expert_outputs(
-        x_BTM, kept_experts_BTK, weights_BTK, matrices, experts, links.experts, links.low
-    )
-    out_BLM = links.move("router.combined", "router.output", out_BTM)
-    counts = MoeCounts(count_by_expert(experts_BTK, experts.num), dropped, overflow)
-    return links.move("router.output", "residual.stream", out_BLM), counts
+    num = group.num_experts
+    kept_BTK = within_capacity(experts_BTK, num, links)
+    dropped = ((experts_BTK < num) & ~kept_BTK).sum()
+    kept_experts_BTK = torch.where(kept_BTK, experts_BTK, num)
+    out_BTM, overflow = _expert_outputs(x_BTM, kept_experts_BTK, weights_BTK, matrices, group, links, low)
+    return out_BTM, MoeCounts(count_by_expert(experts_BTK, num), dropped, overflow)
 
 
-def within_capacity(experts_BTK: torch.Tensor, experts: Experts, links: ExpertLinks) -> torch.Tensor:
-    """Which assignments are within their experts' capacity, BTK. ``experts_BTK`` is ``experts.num`` for padding tokens.
+def within_capacity(experts_BTK: torch.Tensor, num: int, links: ExpertLinks) -> torch.Tensor:
+    """Which assignments are within their experts' capacity, BTK. ``experts_BTK`` is ``num``, of all experts, for padding tokens.
 
     An expert keeps the first assignments of a row, up to its capacity. They are counted over the full row in the order of the
     text. So neither the ranks that share a row nor the order of its chunks changes which assignments are dropped.
     """
     T = experts_BTK.shape[1]
-    valid_BTK, ranks, capacity = experts_BTK < experts.num, links.row.size, links.capacity
+    valid_BTK, ranks, capacity = experts_BTK < num, links.row.size, links.capacity
     if capacity is None:
         return valid_BTK
     own = len(links.tiles) // ranks
-    of_token_BTE = functional.one_hot(experts_BTK.long(), experts.num + 1)[..., : experts.num].sum(dim=2)
+    of_token_BTE = functional.one_hot(experts_BTK.long(), num + 1)[..., :num].sum(dim=2)
     of_token_BISE = of_token_BTE.unflatten(1, (own, T // own))
     of_tile_BIE = of_token_BISE.sum(dim=2)
     of_all_BJE = all_gathered(of_tile_BIE, 1, links.row)
@@ -110,7 +96,7 @@ def _expert_outputs(
     kept_experts_BTK: torch.Tensor,
     weights_BTK: torch.Tensor,
     matrices: Matrices,
-    experts: Experts,
+    group: ExpertGroup,
     links: ExpertLinks,
     low: Mapping[str, LowPrecision],
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,12 +110,12 @@ def _expert_outputs(
     sent = links.sent.in_layer(low)
 
     def outputs(tokens: Tokens, experts: int) -> tuple[torch.Tensor, int]:
-        return _outputs_of(tokens, experts, matrices, links, sent, low)
+        return _outputs_of(tokens, experts, matrices, group, links, sent, low)
 
     if links.nodes.group is not None:
-        out_XM, received = by_way_of_nodes(tokens, experts.num, links, sent.tokens, outputs)
+        out_XM, received = by_way_of_nodes(tokens, group, links, sent.tokens, outputs)
     else:
-        out_XM, received = outputs(tokens, experts.num)
+        out_XM, received = outputs(tokens, group.num_experts)
     if links.ring:
         out_XM = reduce_scattered(out_XM, links.peers)
     overflow = max(0, received - links.buffer_rows) if links.buffer_rows is not None else 0
@@ -140,39 +126,41 @@ def _outputs_of(
     tokens: Tokens,
     experts: int,
     matrices: Matrices,
+    group: ExpertGroup,
     links: ExpertLinks,
     sent: SentRows,
     low: Mapping[str, LowPrecision],
 ) -> tuple[torch.Tensor, int]:
     """The sums of tokens' outputs by the ``experts`` of a ring, or of the ranks of the last hop; and the assignments that this rank received."""
     x_XM, own_experts_XK, weights_XK = tokens
-    own, K, group = matrices.gate_EFM.shape[0], own_experts_XK.shape[1], experts
+    own, K, num_experts = matrices.gate_EFM.shape[0], own_experts_XK.shape[1], experts
     dtype = x_XM.dtype
     if links.ring:
         x_XM = gathered(x_XM, links.peers, sent.tokens)
         weights_XK, own_experts_XK = (gathered(array, links.peers) for array in (weights_XK, own_experts_XK))
-        group, first = own, links.peers.index * own
+        num_experts, first = own, links.peers.index * own
         own_experts_XK = torch.where(
             (own_experts_XK >= first) & (own_experts_XK < first + own), own_experts_XK - first, own
         )
     expert_N = own_experts_XK.flatten()
     order_N = expert_N.argsort(stable=True)
-    sizes_E = count_by_expert(own_experts_XK, group)
+    sizes_E = count_by_expert(own_experts_XK, num_experts)
     # Assignments that no expert processes are last. In a ring, an even share of all ranks' assignments is expected.
-    expected = own_experts_XK.numel() * group // experts if links.even_rows is None else links.even_rows
+    expected = own_experts_XK.numel() * num_experts // experts if links.even_rows is None else links.even_rows
     num = sum(links.how_many(sizes_E, expected))
     assignment_N = order_N[:num]
     rows_NM = dispatch_rows(x_XM, assignment_N // K)
+    rows, sent_rows, made = (step.output.name for step in (group.dispatch, group.sent, group.down))
     if links.ring:
-        rows_NM, received = named(rows_NM, "moe.dispatched"), num
-        y_NM = named(grouped_swiglu(rows_NM, matrices, sizes_E, links.how_many, low), "moe.output")
+        rows_NM, received = named(rows_NM, sent_rows), num
+        y_NM = named(grouped_swiglu(rows_NM, matrices, sizes_E, group, links.how_many, low), made)
         y_NM = with_quantized_cotangent(y_NM, sent.cotangents)
     else:
         routes = routes_of(sizes_E, num, links.peers, links.how_many)
-        rows_NM = named(rows_NM, "router.dispatched")
-        received_RM = named(to_experts(rows_NM, routes, links.peers, sent.tokens), "moe.dispatched")
-        y_RM = named(grouped_swiglu(received_RM, matrices, routes.sizes_E, links.how_many, low), "moe.output")
-        y_NM = named(from_experts(y_RM, routes, links.peers, sent.cotangents), "router.returned")
+        rows_NM = named(rows_NM, rows)
+        received_RM = named(to_experts(rows_NM, routes, links.peers, sent.tokens), sent_rows)
+        y_RM = named(grouped_swiglu(received_RM, matrices, routes.sizes_E, group, links.how_many, low), made)
+        y_NM = named(from_experts(y_RM, routes, links.peers, sent.cotangents), group.returned.output.name)
         received = sum(routes.received_D)
     wide = computed("combined", y_NM.dtype)
     weighted_NM = y_NM.to(wide) * weights_XK.flatten()[assignment_N].to(wide)[:, None]

@@ -27,16 +27,18 @@ def angles(rope: Rope, dim: int, positions_BL: torch.Tensor) -> Angles:
     return Angles(torch.cos(angle_BLP) * rope.amplitude, torch.sin(angle_BLP) * rope.amplitude)
 
 
-def rotate(x_BLHD: torch.Tensor, rotation: Angles, interleaved: bool) -> torch.Tensor:
-    """``x`` with each pair rotated. The result has the first elements of all pairs, then the second ones.
+def rotate(x: torch.Tensor, rotation: Angles, interleaved: bool) -> torch.Tensor:
+    """``x``, BLHD or BLD, with each pair rotated. The result has the first elements of all pairs, then the second ones.
 
     So interleaved pairs do not stay interleaved, which does not change products of queries and keys that are both rotated here.
     """
-    wide = x_BLHD.to(computed("rotation", x_BLHD.dtype))
+    x_BLHD = x if x.dim() == 4 else x[:, :, None]
+    wide = x_BLHD.to(computed("rotation", x.dtype))
     if interleaved:
         first, second = wide[..., ::2], wide[..., 1::2]
     else:
         first, second = wide.chunk(2, dim=-1)
     cos, sin = rotation.cos_BLP[:, :, None, :], rotation.sin_BLP[:, :, None, :]
     rotated = torch.cat([(first * cos).sub_(second * sin), (second * cos).add_(first * sin)], dim=-1)
-    return rotated.to(kept("rotation", x_BLHD.dtype))
+    rotated = rotated.to(kept("rotation", x.dtype))
+    return rotated if x.dim() == 4 else rotated[:, :, 0]

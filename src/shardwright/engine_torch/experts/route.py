@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn import functional
 
-from shardwright.engine_torch.io.dtypes import computed, kept
-from shardwright.engine_torch.io.recomputation import named
-from shardwright.models.parts.architecture import Experts
+from shardwright.core.program.primitives import Route
+from shardwright.engine_torch.io.dtypes import kept
+from shardwright.models.layers.ends import NO_DOCUMENT
 
 
 class Routing(NamedTuple):
@@ -23,26 +22,31 @@ class Routing(NamedTuple):
     weights_BLK: torch.Tensor
 
 
-def route(x_BLM: torch.Tensor, kernel_EM: torch.Tensor, bias_E: torch.Tensor | None, experts: Experts) -> Routing:
-    """Route each token. ``bias_E`` affects which experts are chosen and not their weights.
+def routed_tokens(segments_BL: torch.Tensor) -> torch.Tensor:
+    """Which tokens are routed, BL: those of a document. Made once a step for all layers."""
+    return segments_BL != NO_DOCUMENT
+
+
+def route(products_BLE: torch.Tensor, routed_BL: torch.Tensor, bias_E: torch.Tensor | None, form: Route) -> Routing:
+    """Route each token. ``products_BLE``: of the tokens and the router's weight. ``routed_BL``: ``routed_tokens``; others have the number of
+    an expert that there is not. ``bias_E`` affects which experts are chosen and not their weights.
 
     Source: arXiv:2412.19437, equations 12 to 16; arXiv:2401.04088, section 2.1.
     """
-    wide = computed("router", x_BLM.dtype)
-    products_BLE = named(functional.linear(x_BLM.to(wide), kernel_EM.to(wide)), "router.scores")
-    sigmoid = experts.scoring == "sigmoid"
+    sigmoid = form.scoring == "sigmoid"
     scores_BLE = products_BLE.sigmoid() if sigmoid else products_BLE.softmax(dim=-1)
     ranked_BLE = scores_BLE.detach()
     if bias_E is not None:
-        ranked_BLE = ranked_BLE + bias_E.to(wide)
-    if experts.num_groups > 1:
-        ranked_BLE = _in_best_groups(ranked_BLE, experts, best_of_group=2 if sigmoid else 1)
-    _, experts_BLK = top_k(ranked_BLE, experts.top_k)
+        ranked_BLE = ranked_BLE + bias_E.to(products_BLE.dtype)
+    if form.num_groups > 1:
+        ranked_BLE = _in_best_groups(ranked_BLE, form, best_of_group=2 if sigmoid else 1)
+    _, experts_BLK = top_k(ranked_BLE, form.top_k)
     weights_BLK = scores_BLE.gather(-1, experts_BLK)
-    if experts.normalized:
+    if form.normalized:
         weights_BLK = weights_BLK / (weights_BLK.sum(dim=-1, keepdim=True) + 1e-20)
-    weights_BLK = (weights_BLK * experts.scale).to(kept("router", x_BLM.dtype))
-    return Routing(experts_BLK, named(weights_BLK, "router.chosen"))
+    weights_BLK = (weights_BLK * form.scale).to(kept("router", products_BLE.dtype))
+    # In the table's dtype, because they are sent.
+    return Routing(torch.where(routed_BL[..., None], experts_BLK, products_BLE.shape[-1]).to(torch.int32), weights_BLK)
 
 
 def top_k(x: torch.Tensor, num: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,11 +69,11 @@ def updated_bias(bias_ZE: torch.Tensor, counts_ZE: torch.Tensor, rate: float) ->
     return bias_ZE + rate * violation_ZE.sign().to(bias_ZE.dtype)
 
 
-def _in_best_groups(scores_BLE: torch.Tensor, experts: Experts, best_of_group: int) -> torch.Tensor:
+def _in_best_groups(scores_BLE: torch.Tensor, form: Route, best_of_group: int) -> torch.Tensor:
     """The scores, with minus infinity for experts outside the best groups."""
-    scores_BLNX = scores_BLE.unflatten(-1, (experts.num_groups, -1))
+    scores_BLNX = scores_BLE.unflatten(-1, (form.num_groups, -1))
     best, _ = top_k(scores_BLNX, best_of_group)
-    _, chosen = top_k(best.sum(dim=-1), experts.chosen_groups)
+    _, chosen = top_k(best.sum(dim=-1), form.chosen_groups)
     is_chosen_BLN = torch.zeros(scores_BLNX.shape[:-1], dtype=torch.bool, device=scores_BLE.device)
     is_chosen_BLN = is_chosen_BLN.scatter(-1, chosen, True)
     return scores_BLNX.masked_fill(~is_chosen_BLN[..., None], float("-inf")).flatten(-2)
