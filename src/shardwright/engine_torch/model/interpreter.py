@@ -28,7 +28,7 @@ from shardwright.core.program.primitives import (
     Take,
 )
 from shardwright.core.program.program import Step, Value
-from shardwright.core.program.walk import AttentionGroup, ExpertGroup, LossGroup, Operation, Walk
+from shardwright.core.program.walk import AttentionGroup, ExpertGroup, LossGroup, Operation, Walk, steps_of
 from shardwright.engine_torch.attention.attend import attention, own_heads, own_kv_heads
 from shardwright.engine_torch.experts.experts import MoeCounts, through_experts
 from shardwright.engine_torch.experts.grouped import Matrices
@@ -87,7 +87,7 @@ class Calls:
         naming: bool = True,
     ) -> None:
         places = {value: place for place, value in enumerate(given)}
-        bound = [_bound(operation, walk, links) for operation in operations]
+        bound = [_bound(operation, walk, links) for operation in _summands_first(operations)]
         for one in bound:
             for value in one.outputs:
                 places[value] = len(places)
@@ -119,6 +119,18 @@ class Calls:
             for place, name, output in zip(outputs, names, made, strict=True):
                 values[place] = named(output, name) if name else output
         return [values[place] for place in self._results]
+
+
+def _summands_first(operations: Sequence[Operation]) -> list[Operation]:
+    """Each summand is taken to where it is added as soon as it is made: what ranks have parts of is not held until the last one is made."""
+    found: list[Operation] = []
+    for operation in operations:
+        place = len(found)
+        if isinstance(operation, Step) and isinstance(operation.does, Take) and not operation.output.name:
+            (source,) = operation.inputs
+            place = next((n + 1 for n, one in enumerate(found) if source in steps_of(one)[-1].outputs), place)
+        found.insert(place, operation)
+    return found
 
 
 def _one_or_all(places: Sequence[int]) -> int | Sequence[int]:
