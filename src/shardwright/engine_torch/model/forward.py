@@ -1,6 +1,6 @@
 """One layer, and the two ends, from their operations and weights.
 
-B rows, L tokens, M embed. All are sizes on one rank.
+B rows, L tokens, M embed, V vocabulary. All are sizes on one rank.
 """
 
 from __future__ import annotations

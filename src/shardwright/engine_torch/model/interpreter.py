@@ -2,6 +2,8 @@
 
 All that does not change from step to step is bound when a model is built: which primitive, with which numbers, of which values. A run has
 the values that it still needs in places of a list.
+
+B rows, T tokens of queries, S tokens of keys, H heads, K KV heads, D head dim, E value dim. All are sizes on one rank.
 """
 
 from __future__ import annotations
