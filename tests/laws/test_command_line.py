@@ -79,7 +79,7 @@ OPTIONS = {
     "compile": {"--layout", "--hlo", "--xla", *PLAN},
     "diff": {"--model", *PLAN},
     "compare": {"--model", *PLAN},
-    "search": {"--like", "--budget", "--within", "--keep", "--out", *PLAN},
+    "search": {"--like", "--budget", "--within", "--keep", "--out", "--compile", "--compile-budget", *PLAN},
     "lock": {"--layout", "--out", "--compiled", *PLAN},
     "list": {"--json"},
     "explain": {"--layout", *PLAN},

@@ -10,6 +10,7 @@ list_view.py         the names that options take
 why_view.py          a tensor, and what decided where it lies
 usage_view.py       the help of a verb, and a wrong command line
 search_view.py      the answers of a search
+search_compiled_view.py  the same, compiled
 neighbours_view.py  what one change of a layout gains
 run_progress.py     a run: a bar with loss, speed and time left
 search_progress.py  a search: the best so far, and the time left

@@ -1,4 +1,4 @@
-"""The progress of a search: what is priced, the best so far, the least that is left, and the time until its budget ends."""
+"""The progress of a search: what is priced, the best so far, the least that is left, and the time until its budget ends; then what is compiled."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from shardwright.report.text.units import pretty_seconds
 
 if TYPE_CHECKING:
+    from shardwright.search.compiled import CompileProgress
     from shardwright.search.searching import Progress as Searching
 
 EVERY_S = 10.0
@@ -42,6 +43,32 @@ def search_progress(budget_s: float) -> Iterator[Callable[[Searching], None]]:
             bar.update(task, description=_text(progress), completed=time.monotonic() - began)
 
         yield shown
+
+
+@contextmanager
+def compiling_progress() -> Iterator[Callable[[CompileProgress], None]]:
+    """Yields what compiling answers calls; a line for each where there is no terminal."""
+    if not sys.stderr.isatty():
+        last = [""]
+
+        def line(progress: CompileProgress) -> None:
+            text = _compiling(progress)
+            if f"{progress.number} {progress.text}" != last[0]:
+                last[0] = f"{progress.number} {progress.text}"
+                print(f"{text} ...", file=sys.stderr, flush=True)
+
+        yield line
+        return
+    with Progress(
+        SpinnerColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("compiling", total=None)
+        yield lambda progress: bar.update(task, description=_compiling(progress))
+
+
+def _compiling(progress: CompileProgress) -> str:
+    left = "" if progress.left_s is None else f", about {pretty_seconds(progress.left_s)} left"
+    return f"compiling {progress.number} of {progress.wanted}: {progress.text}{left}"
 
 
 def _text(progress: Searching) -> str:

@@ -11,7 +11,8 @@ from rich.text import Text
 
 from shardwright.core.findings.codes import CODES, TOO_LARGE
 from shardwright.core.layout.wording import percent
-from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph
+from shardwright.report.search_compiled_view import compile_notes, compiled_table
+from shardwright.report.text.columns import Column, RowGroup, aligned, paragraph, section
 from shardwright.report.text.terminal import View
 from shardwright.report.text.units import pretty_bytes, pretty_seconds, rounded, several
 
@@ -36,6 +37,8 @@ def search_view(value: Mapping[str, Any], file: Path | None) -> View:
         parts: list[RenderableType] = [Text(_head(value), style="bold"), Text("")]
         if answers:
             parts += [aligned(COLUMNS, [RowGroup(cells=[_cells(answer, answers) for answer in answers])], width)]
+            if any(answer.get("compiled") for answer in answers):
+                parts += [section("predicted and compiled, of one device and step", compiled_table(value, width))]
             parts += [Text(""), *(paragraph(line) for line in _commands(answers, file)), Text("")]
         parts += [paragraph(line, style="dim") for line in _notes(value)]
         return Group(*parts)
@@ -104,8 +107,10 @@ def _notes(value: Mapping[str, Any]) -> list[str]:
         )
         more = "" if rows else ", and it has no answer so far: give a larger --budget"
         lines.append(f"The budget ended the search{more or ': '}{'' if more else left}.")
-    elif TOO_LARGE not in value["ended"]:
+    elif TOO_LARGE not in value["ended"] and "compile" not in value:
         lines.append("No layout has a plan without an error: with other rows, tokens or devices one may have.")
+    if "compile" in value:
+        lines += compile_notes(value)
     if value["ended"]:
         ended = (f"{code} {number:,} ({CODES[code].title})" for code, number in value["ended"].items())
         lines.append(f"ended: {'; '.join(ended)}")

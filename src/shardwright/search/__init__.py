@@ -7,6 +7,7 @@ staged.py      bounds of candidates in stages
 pipelines.py   what a pipeline takes at least, by the costs of its units
 searching.py   the candidate of the least bound first, until nothing that is left can be faster
 answers.py     answers as plans: ranked, with what each loses by
+compiled.py    answers beside what compilers made of them, ranked again
 neighbours.py  what differs from a plan in one change, and is faster
 larger.py      the smallest machine on which something fits
 saved.py       the file of a search

@@ -57,7 +57,7 @@ def answered(solver: Solver, nodes: Sequence[Node]) -> tuple[Answered, ...]:
             plan=plan,
             bytes_between=measure[2],
             unbeaten=not any(_beats(other, measure) for other in measures),
-            loss=None if plan is plans[0] else _loss(plans[0], plan),
+            loss=loss_to(plans[0], plan),
         )
         for (rank, node), plan, measure in zip(ordered, plans, measures, strict=True)
     )
@@ -82,9 +82,9 @@ def _bytes_between(plan: Plan, mapping: MeshMapping) -> int:
     )
 
 
-def _loss(first: Plan, plan: Plan) -> Loss | None:
-    """The largest of what a plan takes longer for than the first; None where it has no time."""
-    if first.step is None or plan.step is None:
+def loss_to(first: Plan, plan: Plan) -> Loss | None:
+    """The largest of what a plan takes longer for than the first; None of the first, and where it has no time."""
+    if plan is first or first.step is None or plan.step is None:
         return None
     exposed = plan.step.exposed_seconds - first.step.exposed_seconds
     before = _by_collective(first)

@@ -1,4 +1,4 @@
-"""The file of a search: what it has priced, from which the same search goes on, and its answers."""
+"""The file of a search: what it has priced and compiled, from which the same search goes on, and its answers."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from shardwright.core.findings.errors import InputError
 from shardwright.files.replaced import replace_text
+from shardwright.search.compiled import CompiledAnswer
 from shardwright.search.searching import Memory
 from shardwright.search.solving import Node
 from shardwright.search.space.arrangements import Arrangement
@@ -23,10 +24,14 @@ EVERY_S = 30.0
 
 
 class SearchFile:
-    """A JSON file: ``search`` is a digest of what is searched, ``priced`` its nodes by try, ``result`` what the verb prints with --json."""
+    """A JSON file: ``search`` is a digest of what is searched, ``priced`` its nodes by try, ``compiled`` its compiled answers by what was
+    compiled, ``result`` what the verb prints with --json."""
 
-    def __init__(self, path: Path, digest: str, tries: Mapping[str, Memory]) -> None:
+    def __init__(
+        self, path: Path, digest: str, tries: Mapping[str, Memory], compiled: Mapping[str, CompiledAnswer]
+    ) -> None:
         self.path, self.digest, self._tries = path, digest, dict(tries)
+        self.compiled = dict(compiled)
         self._written_s = time.monotonic()
 
     @classmethod
@@ -35,7 +40,7 @@ class SearchFile:
         for a file of anything else."""
         digest = sha256(searched.encode()).hexdigest()
         if not path.exists():
-            file = cls(path, digest, {})
+            file = cls(path, digest, {}, {})
             # What cannot be written is said before the search.
             file.write()
             return file
@@ -45,13 +50,14 @@ class SearchFile:
             memories = {
                 name: {text: tuple(map(_node, rows)) for text, rows in nodes.items()} for name, nodes in tries.items()
             }
+            compiled = {text: CompiledAnswer.of_json(answer) for text, answer in content.get("compiled", {}).items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration):
             raise InputError(f"--out {path}: it exists, and is no file of a search. Give another name.") from None
         if other != digest:
             raise InputError(
                 f"--out {path}: it is of a search with another model, machine, options or version. Give another name, or delete it."
             )
-        return cls(path, digest, memories)
+        return cls(path, digest, memories, compiled)
 
     def memory_of(self, name: str) -> Memory:
         """What one try of the search has priced, which grows."""
@@ -68,7 +74,13 @@ class SearchFile:
             name: {text: [_json(node) for node in nodes] for text, nodes in memory.items()}
             for name, memory in self._tries.items()
         }
-        content = {"search": self.digest, **({} if result is None else {"result": result}), "priced": priced}
+        compiled = {text: answer.to_json() for text, answer in self.compiled.items()}
+        content = {
+            "search": self.digest,
+            **({} if result is None else {"result": result}),
+            **({"compiled": compiled} if compiled else {}),
+            "priced": priced,
+        }
         replace_text(self.path, json.dumps(content) + "\n")
         self._written_s = time.monotonic()
 

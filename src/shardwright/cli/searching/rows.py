@@ -13,22 +13,31 @@ from shardwright.core.layout.layout import Layout
 from shardwright.core.resolution.mesh_sizes import mesh_text
 from shardwright.interop.layout_text import layout_text
 from shardwright.search.answers import Answered
+from shardwright.search.compiled import CompiledAnswer
 from shardwright.search.space.forms import preset_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """An answer. ``file``: the text of its layout, where no preset is the same; ``words``: the command that plans it."""
+    """An answer. ``file``: the text of its layout, where no preset is the same; ``words``: the command that plans it, ``options``: its options.
+    ``planned_rank``: before it was ranked again by ``compiled``; None where nothing was compiled."""
 
     answer: Answered
     name: str
     sizes: Mapping[str, int]
     words: Sequence[str]
+    options: PlanOptions
     file: str | None = None
+    planned_rank: int | None = None
+    compiled: CompiledAnswer | None = None
 
     @property
     def command(self) -> str:
         return shlex.join(self.words)
+
+    @property
+    def text(self) -> str:
+        return f"{self.name} {mesh_text({axis: size for axis, size in self.sizes.items() if size > 1})}".rstrip()
 
     def to_json(self) -> dict[str, object]:
         plan, node = self.answer.plan, self.answer.node
@@ -43,6 +52,8 @@ class Row:
             "bytes_between_domains": self.answer.bytes_between,
             "unbeaten": self.answer.unbeaten,
             "loses": None if self.answer.loss is None else self.answer.loss.to_json(),
+            **({} if self.planned_rank is None else {"planned_rank": self.planned_rank}),
+            **({} if self.compiled is None else {"compiled": self.compiled.to_json()}),
         }
 
 
@@ -61,6 +72,7 @@ def rows_of(
             texts[layout.name] = layout_text(layout)
         sizes = dict.fromkeys((layout if preset is None else preset).mesh, 1) | dict(answer.plan.mesh.shape)
         name = f"{layout.name}.yaml" if preset is None else preset.name
+        typed = _options(options, answer, sizes)
         path = name if preset is not None else f"{'.' if folder is None else folder}/{name}"
         rows.append(
             Row(
@@ -73,8 +85,9 @@ def rows_of(
                     model,
                     "--layout",
                     path,
-                    *typed_options(_options(options, answer, sizes)),
+                    *typed_options(typed),
                 ),
+                options=typed,
                 file=None if preset is not None else texts[layout.name],
             )
         )

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 
+from shardwright.cli.searching.compiling import Compilation, compiled_rows, require_compiler
 from shardwright.cli.searching.rows import Row, rows_of
 from shardwright.cli.typed.model_file import with_named_model
 from shardwright.cli.typed.options import PlanOptions
@@ -17,7 +18,7 @@ from shardwright.cli.typed.request import typed_request
 from shardwright.cli.typed.values import moves
 from shardwright.cli.typed.verbs import SearchVerb
 from shardwright.core.findings.codes import TOO_LARGE
-from shardwright.core.findings.errors import InputError
+from shardwright.core.findings.errors import INTERRUPTED, InputError
 from shardwright.core.findings.thresholds import MEMORY_WARNING_SHARE
 from shardwright.core.layout.layout import ATTENTION_MOVES
 from shardwright.core.recipes.presets import PRESETS
@@ -66,34 +67,44 @@ class Searched:
 
 
 def run_search(verb: SearchVerb) -> int:
-    """Print the answers. Returns 1 if there is none."""
+    """Print the answers. Returns 1 if there is none, and 130 if an interrupt ended the compiling."""
     verb = with_named_model(verb, has_findings=False)
     if verb.keep < 1:
         raise InputError(f"--keep is {verb.keep}, and must be at least 1.")
     if not 0 <= verb.within < 100:
         raise InputError(f"--within is {verb.within:g}, and must be a percentage from 0 to below 100.")
+    _check_compile(verb)
     if verb.like is not None:
         from shardwright.cli.searching.like import run_like
 
         return run_like(verb)
     _check(verb)
     presets = [load_layout(name) for name in preset_names()]
-    file = (
-        None
-        if verb.out is None
-        else SearchFile.of(
-            verb.out, f"{version('shardwright')} {replace(verb, budget=0.0, keep=0, within=0.0, out=None)!r}"
-        )
-    )
+    file = None if verb.out is None else SearchFile.of(verb.out, f"{version('shardwright')} {_without_amounts(verb)!r}")
+    if verb.compile is not None:
+        require_compiler(verb.plan)
     # This loads rich, which no other part of the verb needs.
-    from shardwright.report.search_progress import search_progress
+    from shardwright.report.search_progress import compiling_progress, search_progress
 
     with search_progress(verb.budget) as report:
         searched = _searched(verb, file, report)
     folder = None if verb.out is None else verb.out.with_suffix("")
     answers = answered(searched.solver, searched.outcome.answers)
     rows = rows_of(answers, verb.model, searched.options, presets, folder)
-    value = _json(searched, rows)
+    compilation: Compilation | None = None
+    if verb.compile is not None and rows:
+        with compiling_progress() as report_compiling:
+            compilation = compiled_rows(
+                rows,
+                verb.compile,
+                verb.model,
+                memory={} if file is None else file.compiled,
+                save=(lambda: None) if file is None else file.write,
+                budget_s=verb.compile_budget,
+                report=report_compiling,
+            )
+        rows = compilation.rows
+    value = _json(searched, rows, compilation)
     if file is not None and folder is not None:
         _write(file, folder, rows, value)
     if verb.plan.json:
@@ -102,7 +113,40 @@ def run_search(verb: SearchVerb) -> int:
         from shardwright.report.search_view import search_view
 
         write_view(search_view(value, verb.out), sys.stdout)
+    if compilation is not None and compilation.ended == "interrupted":
+        return INTERRUPTED
     return 0 if rows else 1
+
+
+def _without_amounts(verb: SearchVerb) -> SearchVerb:
+    """What a search is of: not how long it takes, nor how much of it is shown or compiled, nor how."""
+    return replace(
+        verb,
+        budget=0.0,
+        keep=0,
+        within=0.0,
+        out=None,
+        compile=None,
+        compile_budget=0.0,
+        plan=replace(verb.plan, json=False),
+    )
+
+
+def _check_compile(verb: SearchVerb) -> None:
+    if verb.compile is None:
+        return
+    if verb.like is not None:
+        raise InputError(
+            "--compile compiles the answers of a search, and --like shows single changes of a layout. Leave one out; "
+            "`shardwright compile` takes the options of a change."
+        )
+    if verb.compile < 1:
+        raise InputError(f"--compile is {verb.compile}, and must be at least 1.")
+    if verb.compile > verb.keep:
+        raise InputError(
+            f"--compile is {verb.compile}, and --keep is {verb.keep}: only answers that are kept can be compiled. "
+            f"Give --keep {verb.compile} or more."
+        )
 
 
 def _check(verb: SearchVerb) -> None:
@@ -236,7 +280,7 @@ def _write(file: SearchFile, folder: Path, rows: Sequence[Row], value: Mapping[s
         replace_text(folder / name, text)
 
 
-def _json(searched: Searched, rows: Sequence[Row]) -> dict[str, object]:
+def _json(searched: Searched, rows: Sequence[Row], compilation: Compilation | None) -> dict[str, object]:
     outcome, request = searched.outcome, searched.solver.request
     nearest = outcome.nearest
     return {
@@ -255,7 +299,8 @@ def _json(searched: Searched, rows: Sequence[Row]) -> dict[str, object]:
         "least_seconds_left": outcome.least_seconds,
         "ended": dict(sorted(outcome.ended.items())),
         "answers": [row.to_json() for row in rows],
-        **({} if rows else {"nearest": None if nearest is None else _nearest(searched)}),
+        **({} if compilation is None else {"compile": compilation.to_json()}),
+        **({} if rows or compilation is not None else {"nearest": None if nearest is None else _nearest(searched)}),
         **({} if searched.larger is None else {"smallest_machine": searched.larger.text}),
     }
 

@@ -112,6 +112,10 @@ class SearchVerb:
     """Answers to show, each of another layout or mesh."""
     out: Annotated[Path | None, arg(metavar="FILE.json", help_behavior_hint="(default: not written)")] = None
     """Write the answers here, with the files of their layouts in a folder beside it. The same search goes on from it."""
+    compile: Annotated[Count, arg(metavar="N", help_behavior_hint="(default: nothing is compiled)")] = None
+    """Compile the best N answers for their chips, which need not be present, and rank them by what their programs hold and move."""
+    compile_budget: Annotated[Duration, arg(help_behavior_hint="(default: 20m)")] = 1200.0
+    """The longest time to compile, as 5m or 1h."""
     plan: PlanOptions = field(default_factory=PlanOptions)
 
 
