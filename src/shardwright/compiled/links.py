@@ -72,7 +72,8 @@ def _step_seconds(plan: Plan, compiled: Plan, link_seconds: float | None, mappin
 
 
 def _all(plan: Plan, mapping: MeshMapping) -> float | None:
-    seconds = all_seconds(plan, times_of(plan, mapping))
+    assert mapping.machine.numbers is not None
+    seconds = all_seconds(plan, times_of(plan, mapping), mapping.machine.numbers)
     known = [second for second in seconds if second is not None]
     return sum(known) if len(known) == len(seconds) else None
 
