@@ -13,8 +13,8 @@ from shardwright.core.resolution.request import Request
 from shardwright.cost import price, read_machine
 from shardwright.cost.hardware.chips import chip_of
 from shardwright.cost.steps.elementwise import elementwise_bytes
-from shardwright.cost.steps.precision import computing_seconds, quantization_bytes
-from shardwright.cost.steps.products import Shape, share_of_highest
+from shardwright.cost.steps.precision import computing_seconds, kernels_of, quantization_bytes
+from shardwright.cost.steps.products import RATES, Shape, share_of_highest
 from shardwright.layouts import load_layout
 from shardwright.models import build
 
@@ -68,6 +68,20 @@ def products_alone(plan: Plan, kind: str):
     assert seconds is not None
     between = {where: moved / chip.read("copy_bytes_per_s") for where, moved in elementwise_bytes(plan).items()}
     return {where: total * chip.kernels_share() - between.get(where, 0.0) for where, total in seconds.items()}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "program", "rate"),
+    [
+        ("fp8-block", "compiled", "product_bf16_flops_per_s"),
+        ("fp8-block", "fused", "product_fp8_flops_per_s"),
+        ("mxfp8", "fused", "product_bf16_flops_per_s"),
+    ],
+)
+def test_on_hopper_a_fused_program_multiplies_codes_where_cublas_does(recipe: str, program: str, rate: str) -> None:
+    chip, plan = replace(chip_of("h100"), program=program), planned(recipe, "h100")
+    kernels = {RATES[one.kernel.rate] for weight in plan.quantized for one in kernels_of(plan, weight, chip).values()}
+    assert kernels == {rate.removeprefix("product_")}
 
 
 def test_a_product_with_an_operand_in_high_precision_has_the_rate_of_the_computation() -> None:

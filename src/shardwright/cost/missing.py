@@ -9,6 +9,7 @@ from shardwright.core.findings.finding import Finding
 from shardwright.core.layout.wording import count, every
 from shardwright.core.plan.plan import Plan
 from shardwright.cost.hardware.chips import ChipNumbers
+from shardwright.cost.steps.precision import kernels_of
 from shardwright.cost.steps.products import RATES
 from shardwright.cost.steps.step import Times
 
@@ -39,8 +40,6 @@ def missing(plan: Plan, chip: ChipNumbers, times: Times) -> Iterator[Finding]:
 
 def _rates(plan: Plan, chip: ChipNumbers) -> Iterator[str]:
     """The rates of the kernels of quantized products that the chip has no number for, each once."""
-    kernels = (
-        weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype) for weight in plan.quantized
-    )
+    kernels = (kernels_of(plan, weight, chip) for weight in plan.quantized)
     needed = {RATES[chosen.kernel.rate] for of_weight in kernels for chosen in of_weight.values()}
     yield from sorted(needed - set(chip.numbers))

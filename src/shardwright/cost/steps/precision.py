@@ -60,10 +60,7 @@ def computing_seconds(
     """Seconds of products and of what lies between them, by component and phase; None if no source was checked for a rate. ``shares``: of
     experts' rows (``routing.py``)."""
     quantized = {weight.name: weight for weight in plan.quantized}
-    kernels = {
-        name: weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype)
-        for name, weight in quantized.items()
-    }
+    kernels = {name: kernels_of(plan, weight, chip) for name, weight in quantized.items()}
     wide = "bfloat16" if plan.request.dtype == "bfloat16" else "default float32"
     found: dict[tuple[str, Phase], float] = {}
     shapes: dict[str, Shape] = {}
@@ -95,6 +92,21 @@ def computing_seconds(
         for where, started in launch_seconds(plan, chip):
             busy[where] = max(busy.get(where, 0.0), started)
     return busy
+
+
+def kernels_of(plan: Plan, weight: QuantizedWeight, chip: ChipNumbers) -> Mapping[Product, ChosenKernel]:
+    """The kernel of each product of a weight. Where only PyTorch has one that multiplies codes, which is cuBLAS's, a fused program has it too: on Hopper
+    Transformer Engine multiplies FP8 with scales of blocks so (``Float8BlockScaling``), and XLA has no kernel for it."""
+    device, dtype = chip.chip.device, plan.request.dtype
+    kernels = weight.kernels_on(device, plan.request.engine, dtype)
+    if program_of(plan, chip) != "fused" or _of_codes(kernels):
+        return kernels
+    of_cublas = weight.kernels_on(device, "torch", dtype)
+    return of_cublas if _of_codes(of_cublas) else kernels
+
+
+def _of_codes(kernels: Mapping[Product, ChosenKernel]) -> bool:
+    return any(chosen.kernel.of_codes for chosen in kernels.values())
 
 
 def moving_seconds(chip: ChipNumbers, moved: float, reading: Reading) -> float:
@@ -156,7 +168,7 @@ def quantization_bytes(plan: Plan, chip: ChipNumbers, shares: float = EVEN) -> i
     program = program_of(plan, chip)
     moved: dict[Hashable, float] = {}
     for weight in plan.quantized:
-        kernels = weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype)
+        kernels = kernels_of(plan, weight, chip)
         layers = quantized_layers(plan.request, plan.mesh, weight)
         for operand in weight.operands:
             once = program == "fused" and operand.operand == "weight"

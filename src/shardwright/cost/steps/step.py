@@ -36,7 +36,13 @@ from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, Time, time_of_planned
 from shardwright.cost.steps.copies import with_copies
 from shardwright.cost.steps.flops import Work, step_flops, update_bytes
-from shardwright.cost.steps.precision import computing_seconds, moving_seconds, program_of, quantization_bytes
+from shardwright.cost.steps.precision import (
+    computing_seconds,
+    kernels_of,
+    moving_seconds,
+    program_of,
+    quantization_bytes,
+)
 from shardwright.cost.steps.products import RATES
 from shardwright.cost.steps.routing import EVEN, is_of_experts, once_share, sent_times
 
@@ -110,7 +116,7 @@ def constants_of(chip: ChipNumbers, plan: Plan) -> tuple[Constant, ...]:
     """The numbers of a chip that the time of a step depends on, each with those of other sources."""
     dtype, kernels = (
         plan.request.dtype,
-        (weight.kernels_on(chip.chip.device, plan.request.engine, plan.request.dtype) for weight in plan.quantized),
+        (kernels_of(plan, weight, chip) for weight in plan.quantized),
     )
     needed = {RATES[one.kernel.rate] for of_weight in kernels for one in of_weight.values()} | {RATES["bfloat16"]}
     names = [
