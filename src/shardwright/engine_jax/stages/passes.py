@@ -289,10 +289,12 @@ def _start(turn: Turn, number: jax.Array, shape: Sequence[int]) -> tuple[jax.Arr
 def _with_row(
     total: Params, more: Params, row: jax.Array, joined: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> Params:
-    """What all layers have so far, by name, with what one of them has in addition; ``joined``: with what it has so far."""
+    """What all layers have so far, by name, with what one of them has in addition; ``joined``: with what it has so far. A weight that stays
+    gathered has its cotangent in the dtype of its use, which may be wider than that of its sum, as a router's is: it is cast before the sum, as
+    where it is scattered in each microbatch."""
 
     def with_row(total: jax.Array, more: jax.Array) -> jax.Array:
         before = jax.lax.dynamic_index_in_dim(total, row, keepdims=False)
-        return jax.lax.dynamic_update_index_in_dim(total, joined(before, more), row, 0)
+        return jax.lax.dynamic_update_index_in_dim(total, joined(before, more.astype(total.dtype)), row, 0)
 
     return {name: with_row(array, more[name]) if name in more else array for name, array in total.items()}
