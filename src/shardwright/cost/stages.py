@@ -26,7 +26,7 @@ from shardwright.core.stages.submodel import stage_table
 from shardwright.core.stages.units import Unit, UnitCost
 from shardwright.cost.hardware.links import MeshMapping, map_mesh
 from shardwright.cost.hardware.machine import Machine
-from shardwright.cost.steps.pipeline import stage_seconds
+from shardwright.cost.steps.pipeline import pass_costs
 
 
 def with_unit_costs(request: Request, machine: Machine) -> Request:
@@ -95,9 +95,10 @@ def _alone(unit: Unit) -> Stage:
 
 def _cost(own: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: int) -> UnitCost | None:
     """None if a collective has no time."""
-    seconds = stage_seconds(own, mapping, gathering, microbatches)
-    if seconds is None:
+    timed = pass_costs(own, mapping, gathering, microbatches)
+    if timed is None:
         return None
+    seconds, passes = timed
     saved, working = microbatch_bytes(own.request, own.mesh, own.tensors)
     memory = own.memory
     return UnitCost(
@@ -105,4 +106,5 @@ def _cost(own: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: i
         stored_bytes=memory.state_bytes + memory.gradients_bytes + gathered_bytes(own, gathering),
         saved_bytes=saved,
         working_bytes=working,
+        passes=passes,
     )

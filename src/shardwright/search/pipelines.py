@@ -24,7 +24,7 @@ from shardwright.core.schedules.actions import stages_of
 from shardwright.core.schedules.clock import run
 from shardwright.core.schedules.schedules import SCHEDULES
 from shardwright.core.stages.choice import Choice, computations, own_schedule
-from shardwright.core.stages.units import UnitCost
+from shardwright.core.stages.units import UnitCost, least_seconds
 from shardwright.cost.hardware.machine import Machine
 from shardwright.cost.stages import with_unit_costs
 
@@ -54,7 +54,7 @@ class Pipelined:
         choice = chosen_stages(request, mesh)
         if choice is None or choice.faults:
             return None
-        seconds = request.microbatches * sum(cost.seconds for cost in request.unit_costs) / choice.ranks
+        seconds = request.microbatches * least_seconds(request.unit_costs) / choice.ranks
         return cls(request=request, choice=choice, share=seconds)
 
     @property
@@ -66,7 +66,7 @@ class Pipelined:
     def seconds(self) -> float:
         """The least with its own stages."""
         rules, number = SCHEDULES[self.choice.schedule], self.request.microbatches
-        stages = [sum(cost.seconds for cost in costs) for costs in self._by_stage()]
+        stages = [least_seconds(costs) for costs in self._by_stage()]
         # Of a backward pass in halves the gradients of weights hold nothing up.
         waits = rules.placement == "loop" and not rules.splits and self.choice.schedule != "looped-bfs"
         before = [0.0, *accumulate(stages)] if waits else [0.0] * len(stages)

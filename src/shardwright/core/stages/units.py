@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -31,14 +31,35 @@ class Unit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassCost:
+    """Seconds of one pass of a unit: ``computed``; ``hideable``, the communication that may run beside products; ``waited``, which may not."""
+
+    computed: float
+    hideable: float
+    waited: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnitCost:
     """What a unit takes on the chips of a plan. ``seconds``: of all passes of a microbatch. ``stored_bytes``: on a device, with gradients,
-    moments, and weights that stay gathered. ``saved_bytes``: of a live microbatch. ``working_bytes``: what one pass needs besides."""
+    moments, and weights that stay gathered. ``saved_bytes``: of a live microbatch. ``working_bytes``: what one pass needs besides.
+    ``passes``: what the seconds are of, pass by pass."""
 
     seconds: float
     stored_bytes: int
     saved_bytes: int
     working_bytes: int
+    passes: tuple[PassCost, ...] = ()
+
+
+def least_seconds(costs: Iterable[UnitCost]) -> float:
+    """At least so long all passes of units take that one device computes, for a microbatch: the communication of one may be hidden behind the
+    products of another, but all of it behind no more than all products."""
+    return sum(
+        sum(cost.waited for cost in of_pass)
+        + max(sum(cost.computed for cost in of_pass), sum(cost.hideable for cost in of_pass))
+        for of_pass in zip(*(cost.passes for cost in costs), strict=True)
+    )
 
 
 @lru_cache(maxsize=256)

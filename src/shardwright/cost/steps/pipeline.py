@@ -24,6 +24,7 @@ from shardwright.core.plan.plan import Phase, Plan
 from shardwright.core.schedules.actions import Kind
 from shardwright.core.stages.gathering import Gathering
 from shardwright.core.stages.planned import Pipeline
+from shardwright.core.stages.units import PassCost
 from shardwright.cost.hardware.chips import ChipNumbers, Reading
 from shardwright.cost.hardware.links import MeshMapping
 from shardwright.cost.steps.collectives import Rates, time_of, time_of_planned
@@ -83,16 +84,24 @@ def timed_pipeline(
     return TimedPipeline(pipeline=in_seconds, step=_step(plan, in_seconds, known, quantizing, chip, reading))
 
 
-def stage_seconds(stage: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: int) -> float | None:
-    """All passes of one microbatch of a stage, by the plan of the stage; None if a collective has no time. What is gathered or reduced once
-    a step counts in equal parts for each of the ``microbatches``."""
+def pass_costs(
+    stage: Plan, mapping: MeshMapping, gathering: Gathering, microbatches: int
+) -> tuple[float, tuple[PassCost, ...]] | None:
+    """Seconds of all passes of one microbatch of a stage, by the plan of the stage, and what each pass has of them; None if a collective has no
+    time. What is gathered or reduced once a step counts in equal parts for each of the ``microbatches``."""
     chip = mapping.machine.numbers
     assert chip is not None
     phases = _phases(stage, mapping, chip, "used", gathering, microbatches)
     if phases is None:
         return None
-    work = _work(phases, _quantizing(stage, chip, "used"))
-    return work["forward"] + work["backward"]
+    quantizing = _quantizing(stage, chip, "used")
+    work, of_passes = _work(phases, quantizing), (phases[phase] for phase in PASSES)
+    costs = [
+        PassCost(computed=time.compute, hideable=time.hideable, waited=time.communication - time.hideable)
+        for time in of_passes
+    ]
+    costs.append(PassCost(computed=quantizing, hideable=0.0, waited=0.0))
+    return work["forward"] + work["backward"], tuple(costs)
 
 
 def _phases(

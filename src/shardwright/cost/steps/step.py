@@ -174,10 +174,11 @@ def _step(plan: Plan, times: Times, chip: ChipNumbers, reading: Reading, shares:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTime:
     """Seconds of a phase on one device. ``exposed``, ``host_exposed``: the communication, and the copies to or from the host, that are not
-    hidden behind products."""
+    hidden behind products. ``hideable``: the communication that may be, if there are products enough."""
 
     compute: float = 0.0
     communication: float = 0.0
+    hideable: float = 0.0
     exposed: float = 0.0
     host_exposed: float = 0.0
 
@@ -249,6 +250,7 @@ def phase_times(
             compute=compute[phase],
             host_exposed=max(0.0, waiting.get(phase, 0.0)),
             communication=communication.get(phase, 0.0),
+            hideable=sum(second for (_, of), second in hideable.items() if of == phase),
             exposed=open_seconds.get(phase, 0.0)
             + sum(
                 second - (1.0 - lost) * min(second, behind.get(where, 0.0))
