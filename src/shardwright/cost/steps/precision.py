@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from math import ceil, prod
 
+from shardwright.core.engines.engines import ENGINES
 from shardwright.core.model.table import DTYPE_BYTES
 from shardwright.core.plan.plan import Phase, Plan, layers_on_device
 from shardwright.core.policies.repeated import share_again, share_made_again
@@ -95,14 +96,14 @@ def computing_seconds(
 
 
 def kernels_of(plan: Plan, weight: QuantizedWeight, chip: ChipNumbers) -> Mapping[Product, ChosenKernel]:
-    """The kernel of each product of a weight. Where only PyTorch has one that multiplies codes, which is cuBLAS's, a fused program has it too: on Hopper
-    Transformer Engine multiplies FP8 with scales of blocks so (``Float8BlockScaling``), and XLA has no kernel for it."""
+    """The kernel of each product of a weight. Where any engine's library multiplies codes, a fused program does: on Hopper Transformer Engine multiplies
+    FP8 with scales of blocks by cuBLAS, as PyTorch does (``Float8BlockScaling``), and XLA has no kernel for it."""
     device, dtype = chip.chip.device, plan.request.dtype
     kernels = weight.kernels_on(device, plan.request.engine, dtype)
     if program_of(plan, chip) != "fused" or _of_codes(kernels):
         return kernels
-    of_cublas = weight.kernels_on(device, "torch", dtype)
-    return of_cublas if _of_codes(of_cublas) else kernels
+    of_libraries = (weight.kernels_on(device, engine, dtype) for engine in ENGINES)
+    return next(filter(_of_codes, of_libraries), kernels)
 
 
 def _of_codes(kernels: Mapping[Product, ChosenKernel]) -> bool:
