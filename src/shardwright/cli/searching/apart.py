@@ -63,7 +63,9 @@ def _call(there: Connection, log: str, call: Callable[..., Any], arguments: tupl
         there.send((True, call(*arguments)))
     except FindingsError as error:
         worst = error.findings[0]
-        there.send((False, (_first_line(f"{worst.code}: {worst.found}"), tuple(one.code for one in error.findings))))
+        there.send(
+            (False, (_first_line(f"{worst.code}: {worst.found}"), tuple(finding.code for finding in error.findings)))
+        )
     except InputError as error:
         there.send((False, (_first_line(str(error)), ())))
     except Exception as error:

@@ -151,7 +151,7 @@ def _schedule(plan: Plan, axis: str) -> Iterator[Draft]:
             plan,
             axis,
             f"schedule '{choice.schedule}' is that of one program for all devices, and {engine.framework} has a process for each",
-            ", or ".join([either(run), *(one.text for one in others)]),
+            ", or ".join([either(run), *(fix.text for fix in others)]),
             *(option("schedule", name) for name in run),
             *(entry(plan, axis, schedule=name) for name in run),
             *others,

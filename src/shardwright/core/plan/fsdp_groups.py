@@ -207,7 +207,7 @@ def weight_of_layer(request: Request, mesh: Mesh, row: TensorPlan, layer: int | 
 
 
 def _apart(table: ModelTable, weight: Weight) -> str:
-    if table.owner != "ours" or any(one.stack is not None for one in table.weights):
+    if table.owner != "ours" or any(weight.stack is not None for weight in table.weights):
         return ""
     ends = {"embedding" if component == "embedding" else "logits" for component in (weight.component, *weight.uses)}
     return " and ".join(sorted(ends))

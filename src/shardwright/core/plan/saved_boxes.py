@@ -82,7 +82,7 @@ def held_by_all(plan: Plan) -> frozenset[str]:
     return (
         outside
         if plan.request.properties.one_program
-        else outside - {n for own in plan.stage_plans for n in _ends_of(own)}
+        else outside - {name for stage in plan.stage_plans for name in _ends_of(stage)}
     )
 
 

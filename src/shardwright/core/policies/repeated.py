@@ -86,4 +86,4 @@ def _part_follows(table: ModelTable, move: Move) -> bool:
     layers = {*table.activation(move.source).stacks, *table.activation(move.target).stacks}
     number = next(n for n, one in enumerate(table.moves) if (one.source, one.target) == (move.source, move.target))
     later = table.moves[number + 1 :]
-    return any(one.source == INPUT and layers & {*table.activation(one.target).stacks} for one in later)
+    return any(after.source == INPUT and layers & {*table.activation(after.target).stacks} for after in later)

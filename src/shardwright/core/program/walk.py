@@ -194,7 +194,7 @@ class Walk:
     def groups(self, kind: type[GroupOfKind]) -> list[GroupOfKind]:
         """Those of a kind, in layers and at the ends."""
         everywhere = (self.before, *self.layers.values(), self.after)
-        return [one for operations in everywhere for one in operations if isinstance(one, kind)]
+        return [operation for operations in everywhere for operation in operations if isinstance(operation, kind)]
 
 
 def walk_through(program: Program) -> Walk:

@@ -174,7 +174,7 @@ def _outputs_of(
 
     def swiglu(rows_RM: Any) -> jax.Array:
         quantized = [low.get(product.weights[0].name) for product in group.products]
-        if any(one is not None for one in quantized):
+        if any(low is not None for low in quantized):
             return quantized_swiglu(rows_RM, matrices, routes.sizes_E, links.products.rows, quantized, hidden)
         return grouped_swiglu(rows_RM, matrices, routes.sizes_E, links.products, hidden)
 

@@ -48,7 +48,7 @@ def quantized_swiglu(
     names: tuple[str, str],
 ) -> jax.Array:
     """``grouped_swiglu`` of operands that are quantized as ``low`` says of the products with gate, up and down."""
-    gate, up, down = (one or HIGH for one in low)
+    gate, up, down = (precision or HIGH for precision in low)
     # Both weights have the same input.
     amaxes: Amaxes = {}
     for one in (gate, up):

@@ -86,7 +86,7 @@ def _before_the_loss(
     *operations, group = walk.after
     assert isinstance(group, LossGroup)
     if only_scores:
-        operations = [one for one in operations if one.output not in group.loss.inputs[1:]]
+        operations = [operation for operation in operations if operation.output not in group.loss.inputs[1:]]
     weights = {name: links.use(name, params[name]) for name in weights_in(operations)}
     values, _ = _interpreter(walk, weights, links).run(operations, {**_fields(batch, walk), walk.output: x_BLM})
     return values, group
